@@ -1,0 +1,142 @@
+"""The contract of an inference engine: token ids in, token ids out, with the probability and version of each.
+
+Owned here: what a request and its answer are. Engines live in ``glmgym.engines`` (no torch) and ``glmgym_trainers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import field_validator
+
+from glmgym.settings import Settings
+from glmgym.trajectory import check_capture
+
+
+class SamplingSettings(Settings):
+    """How a policy samples during training rollouts: the full softmax, so that log-probs need no correction.
+
+    Truncated sampling (``top_p < 1``, ``top_k > 0``) and ``temperature <= 0`` are refused: the reported log-prob would
+    not be that of the distribution sampled from, unless the kept set is captured too.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @field_validator("temperature")
+    @classmethod
+    def _positive(cls, value: float) -> float:
+        if not value > 0:
+            raise ValueError("must be above 0: greedy sampling has no log-probs to train on; evaluate at 1.0 instead")
+        return value
+
+    @field_validator("top_p")
+    @classmethod
+    def _whole_nucleus(cls, value: float) -> float:
+        if value != 1.0:
+            raise ValueError("must be 1: a truncated nucleus biases every log-prob by log(kept mass); leave it out")
+        return value
+
+    @field_validator("top_k")
+    @classmethod
+    def _no_cut(cls, value: int) -> int:
+        if value != 0:
+            raise ValueError("must be 0 (off): a top-k cut biases every log-prob by log(kept mass); leave it out")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateParams:
+    """One request: how many tokens at most, where to stop, and the request's own random seed."""
+
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    temperature: float = 1.0
+    seed: int = 0
+
+
+class Finish(StrEnum):
+    STOP = "stop"  # the stop token is the last id
+    LENGTH = "length"  # max_tokens or the engine's context
+    ABORT = "abort"  # partial ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """What an engine returns. ``logprobs`` are those of the distribution sampled from (temperature applied), in nats.
+
+    Raises:
+        CaptureError: ids, log-probs and versions do not fit together.
+    """
+
+    token_ids: NDArray[np.int32]  # [n]
+    logprobs: NDArray[np.float32]  # [n]
+    versions: NDArray[np.int32]  # [n]
+    finish: Finish
+
+    def __post_init__(self) -> None:
+        check_capture(self.token_ids, self.logprobs, self.versions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """One published policy: its version and either tensors by name or a checkpoint directory."""
+
+    version: int
+    tensors: Mapping[str, Any] | None = None
+    path: Path | None = None
+
+
+class Engine(Protocol):
+    """Token in, token out."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def precision(self) -> str:
+        """``weights/kv/compute``, for provenance."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The policy version now in effect."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens (prompt and sampled) one session may hold."""
+        ...
+
+    async def generate(self, prompt_ids: Sequence[int], params: GenerateParams, *, session: str) -> Generation:
+        """Continue ``prompt_ids``. ``session`` keeps KV over turns: only ids after the shared prefix are prefilled.
+
+        Raises:
+            EngineFailure: the engine broke or the prompt does not fit.
+        """
+        ...
+
+    async def score(self, token_ids: Sequence[int], *, temperature: float = 1.0) -> NDArray[np.float32]:
+        """[T-1] log-probs: entry t is the log-prob of ``token_ids[t + 1]`` given everything before it."""
+        ...
+
+    async def switch(self, weights: Weights) -> int:
+        """Put weights in effect between two decode steps and return the acknowledged version."""
+        ...
+
+    async def abort(self, session: str) -> None:
+        """End the session's running request; its ``generate`` returns the partial ids with finish ABORT."""
+        ...
+
+    async def release(self, session: str) -> None:
+        """Forget the session's KV."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Sandbox backends: isolated boxes that run what a policy types."""

@@ -1,0 +1,1 @@
+"""Losses, credit, algorithms, models and the engines that need torch."""
