@@ -15,8 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import field_validator
 
+from glmgym.errors import EngineFailure
 from glmgym.settings import Settings
 from glmgym.trajectory import check_capture
+
+
+class PromptTooLong(EngineFailure):
+    """The prompt leaves no room for one sampled token; the same request will never fit."""
+
+    retryable = False
 
 
 class SamplingSettings(Settings):
@@ -54,12 +61,22 @@ class SamplingSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class GenerateParams:
-    """One request: how many tokens at most, where to stop, and the request's own random seed."""
+    """One request: how many tokens at most, where to stop, and the request's own random seed.
+
+    Raises:
+        ValueError: no token may be sampled, or the temperature is not above 0.
+    """
 
     max_tokens: int
     stop_token_ids: frozenset[int] = frozenset()
     temperature: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens}: a request samples at least 1 token")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature={self.temperature}: must be above 0, greedy sampling has no log-probs")
 
 
 class Finish(StrEnum):
@@ -118,8 +135,11 @@ class Engine(Protocol):
     async def generate(self, prompt_ids: Sequence[int], params: GenerateParams, *, session: str) -> Generation:
         """Continue ``prompt_ids``. ``session`` keeps KV over turns: only ids after the shared prefix are prefilled.
 
+        Tokens end at the context: a request that reaches it finishes as LENGTH. One session runs one request at a time.
+
         Raises:
-            EngineFailure: the engine broke or the prompt does not fit.
+            PromptTooLong: the prompt alone fills the context.
+            EngineFailure: the engine broke or is closed, or the session's earlier request still runs.
         """
         ...
 
@@ -128,7 +148,13 @@ class Engine(Protocol):
         ...
 
     async def switch(self, weights: Weights) -> int:
-        """Put weights in effect between two decode steps and return the acknowledged version."""
+        """Put weights in effect between two decode steps and return the acknowledged version.
+
+        Running requests go on; each of their tokens carries the version that sampled it.
+
+        Raises:
+            EngineFailure: the weights do not fit or are older than those in effect; nothing has changed then.
+        """
         ...
 
     async def abort(self, session: str) -> None:

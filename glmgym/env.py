@@ -15,10 +15,13 @@ Split = Literal["train", "heldout"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem. ``data`` is plain JSON that the environment understands; the policy sees only what ``reset`` shows."""
+    """One problem. ``data`` is plain JSON that the environment understands; the policy sees only what ``reset`` shows.
 
-    id: str
-    instruction: str
+    A procedural task set gives each task its ``id``.
+    """
+
+    id: str = ""
+    instruction: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
     family: str = ""
     domain: str = ""
@@ -26,8 +29,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
+    """What the policy sees first. ``volatile`` names files in the box whose content two resets may not share (pids)."""
+
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
+    volatile: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,28 @@
 """Names to things: environments registered by users, and backends found lazily through entry points.
 
-Ids carry a version (``my_env-v0``). A lookup without one takes the highest; an unknown name says what was near.
+Ids carry a version (``my_env-v0``). A lookup without one takes the highest; an unknown name says what was near. A
+user's own environment needs no installation: its file or directory is loaded by path.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import logging
 import re
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from glmgym.env import Env, Oracle, TaskSet
-from glmgym.errors import ConfigError, UnknownName
+from glmgym.errors import ConfigError, EnvFailure, UnknownName, boundary
 from glmgym.sandbox import BoxSpec
+
+logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"(?P<name>[A-Za-z][\w./-]*?)-v(?P<version>\d+)")
 
@@ -32,7 +41,8 @@ class EnvSpec:
 
 
 _environments: dict[str, EnvSpec] = {}
-_loaded: set[str] = set()
+_loaded: set[str] = set()  # entry points by name
+_files: dict[Path, tuple[EnvSpec, ...]] = {}
 
 
 def register(
@@ -54,12 +64,14 @@ def register(
         oracle: gives the assistant turns that solve a task; ``glmgym check`` plays it.
 
     Raises:
-        ConfigError: the id has no version or is taken.
+        ConfigError: the id has no version or is taken, or ``max_turns`` is below 1.
     """
     if not _ID.fullmatch(id):
         raise ConfigError(f"environment id {id!r} needs a name and a version, such as 'my_env-v0'")
     if id in _environments:
         raise ConfigError(f"environment {id!r} is registered twice; give the new one another version")
+    if max_turns < 1:
+        raise ConfigError(f"environment {id!r}: max_turns={max_turns}, but an episode has at least 1 turn")
     spec = EnvSpec(id, make, tasks, box, oracle, max_turns, description or (make.__doc__ or "").strip().split("\n")[0])
     _environments[id] = spec
     return spec
@@ -81,12 +93,60 @@ def environment(id: str) -> EnvSpec:
 
 
 def environments() -> dict[str, EnvSpec]:
-    """Every registered environment by id, after loading installed packages' entry points."""
+    """Every registered environment by id, after loading installed packages' entry points.
+
+    A package that cannot be imported is logged and skipped: it must not hide the others.
+    """
     for entry in entry_points(group="glmgym.environments"):
         if entry.name not in _loaded:
             _loaded.add(entry.name)
-            entry.load()
+            try:
+                entry.load()
+            except ImportError as error:
+                logger.warning(
+                    "environments of %s are missing: %s cannot be imported: %s", entry.name, entry.value, error
+                )
     return dict(sorted(_environments.items()))
+
+
+def find_environments(target: str) -> tuple[EnvSpec, ...]:
+    """What a user means by an id (``"my_env-v0"``, ``"my_env"``) or by a path (``"my_env/"``, ``"my_env/env.py"``).
+
+    Raises:
+        ConfigError: nothing of that name is registered, or the file cannot be loaded.
+    """
+    is_path = target.endswith((".py", "/")) or target.startswith(".") or Path(target).is_dir()
+    if is_path and target not in _environments:
+        return load_file(target)
+    return (environment(target),)
+
+
+def load_file(path: str | Path) -> tuple[EnvSpec, ...]:
+    """Import a user's environment file, or ``env.py`` of a directory, and return the environments it registers.
+
+    Modules beside the file can be imported by it. Loading a file twice gives the same environments.
+
+    Raises:
+        ConfigError: there is no such file, it raises while it is imported (with the line), or it registers nothing.
+    """
+    file = Path(path).resolve()
+    if file.is_dir():
+        file = file / "env.py"
+    if not file.is_file():
+        raise ConfigError(f"no environment at {path}: there is no file {file}")
+    if file not in _files:
+        known = dict(_environments)
+        try:
+            _import_file(file)
+        except ConfigError:
+            _environments.clear()
+            _environments.update(known)
+            raise
+        new = tuple(spec for id, spec in _environments.items() if id not in known)
+        if not new:
+            raise ConfigError(f"{file} registers no environment; end it with glmgym.register('name-v0', ...)")
+        _files[file] = new
+    return _files[file]
 
 
 def load_component(group: str, name: str) -> Any:
@@ -109,3 +169,23 @@ def _split(id: str) -> tuple[str, int]:
     match = _ID.fullmatch(id)
     assert match is not None
     return match["name"], int(match["version"])
+
+
+def _import_file(file: Path) -> None:
+    name = f"glmgym_file_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    module_spec = importlib.util.spec_from_file_location(name, file)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module  # dataclasses and pickles look their module up by name
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    try:
+        with boundary(EnvFailure, f"load {file}"):
+            module_spec.loader.exec_module(module)
+    except EnvFailure as failure:
+        del sys.modules[name]
+        cause = failure.__cause__
+        assert cause is not None  # boundary() always keeps it
+        lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == str(file)]
+        raise ConfigError(str(failure) + (f" (line {lines[-1]})" if lines else "")) from cause

@@ -1,0 +1,187 @@
+"""The commands, each a few lines: parse, build by name, call, show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from glmgym.errors import ConfigError
+from glmgym.registry import environment, environments, load_component, load_file
+
+app = typer.Typer(
+    name="glmgym",
+    help="Agentic environments and long-horizon RL for GLM-family models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+init_app = typer.Typer(help="Write a starting point.", no_args_is_help=True)
+app.add_typer(init_app, name="init")
+console = Console()
+
+# The engine and the trainer run side by side, one core each; spinning OpenMP threads would starve both.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of one that ships with glmgym.")],
+    out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/RECIPE")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run directory.")] = False,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set trainer.steps=5")
+    ] = None,
+) -> None:
+    """Train a policy from a recipe. Ctrl-C stops cleanly; --resume goes on."""
+    from glmgym.cli.progress import TrainingDisplay
+
+    run, load_recipe, interrupted = load_component("trainers", "train")
+    settings = load_recipe(recipe, _overrides(override or []))
+    directory = out or Path("runs") / Path(recipe).stem
+    with TrainingDisplay(console) as display:
+        try:
+            asyncio.run(run(settings, directory, resume=resume, on_event=display))
+        except interrupted as stop:
+            display.note(str(stop))
+            raise typer.Exit(130) from None
+    console.print(f"Run written to {directory}. Look at it: glmgym inspect {directory}", highlight=False)
+
+
+@app.command(name="eval")
+def evaluate_policy(
+    policy: Annotated[str, typer.Option(help="Checkpoint directory, or a warm start that ships with glmgym.")],
+    suite: Annotated[str, typer.Option(help="Environment id, or the path of an environment file.")],
+    k: Annotated[int, typer.Option("--k", min=1, help="Attempts per task.")] = 1,
+    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 256,
+    out: Annotated[Path | None, typer.Option(help="Where to write summary.json and the trajectories.")] = None,
+    sandbox: Annotated[str, typer.Option(help="Sandbox backend.")] = "bubblewrap",
+    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
+) -> None:
+    """Score a checkpoint on held-out tasks: mean, 95 % interval, per family, failures apart."""
+    from glmgym.cli.evaluating import run_evaluation
+
+    asyncio.run(
+        run_evaluation(
+            console, policy, _environment(suite), tasks=tasks, attempts=k, out=out, backend=sandbox, seed=seed
+        )
+    )
+
+
+@app.command()
+def envs() -> None:
+    """List the registered environments."""
+    table = Table("id", "train", "held out", "box", "description", box=None, header_style="bold")
+    for spec in environments().values():
+        sizes = [f"{spec.tasks.size(split):,}" for split in ("train", "heldout")]
+        table.add_row(spec.id, *sizes, "yes" if spec.box else "no", spec.description)
+    console.print(table)
+
+
+@init_app.command(name="env")
+def init_env(
+    name: Annotated[str, typer.Argument(help="Name of the new environment, such as my_env.")],
+    directory: Annotated[Path | None, typer.Option("--dir", help="Where to write it.", show_default="./NAME")] = None,
+) -> None:
+    """Write a working, tested environment to start from."""
+    from glmgym.scaffold import init_env as scaffold
+
+    written = scaffold(name, directory or Path(name))
+    for path in written:
+        console.print(f"wrote {path}", highlight=False)
+    console.print(f"Check it: glmgym check {written[0].parent}", highlight=False)
+
+
+@app.command()
+def check(
+    env: Annotated[str, typer.Argument(help="Environment id, or the path of an environment file or directory.")],
+    tasks: Annotated[int, typer.Option(min=1, help="How many tasks to try.")] = 3,
+    sandbox: Annotated[str, typer.Option(help="Sandbox backend.")] = "bubblewrap",
+) -> None:
+    """Prove an environment: the oracle scores 1, doing nothing scores 0, twice, and reset is deterministic."""
+    from glmgym.check import check as run_check
+
+    spec = _environment(env)
+
+    async def run() -> Any:
+        provider = await load_component("sandboxes", sandbox)() if spec.box is not None else None
+        try:
+            return await run_check(spec, provider, tasks=tasks)
+        finally:
+            if provider is not None:
+                await provider.close()
+
+    report = asyncio.run(run())
+    for problem in report.problems:
+        console.print(f"✗ {problem}", style="red", markup=False, highlight=False)
+    if report.problems:
+        raise typer.Exit(1)
+    console.print(f"✓ {spec.id}: {report.summary}", style="green", markup=False, highlight=False)
+
+
+@app.command()
+def inspect(
+    run: Annotated[Path, typer.Argument(help="Run or evaluation directory.")],
+    id: Annotated[str | None, typer.Argument(help="Trajectory id; leave out for the list.")] = None,
+    tokens: Annotated[bool, typer.Option(help="A line per token with its log-prob and version.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="How many trajectories to list, newest first.")] = 40,
+) -> None:
+    """Show the trajectories of a run, or one of them token by token."""
+    from glmgym.cli.inspecting import show
+
+    show(console, run, id, tokens=tokens, limit=limit)
+
+
+@app.command()
+def verify(run: Annotated[Path, typer.Argument(help="Run or evaluation directory.")]) -> None:
+    """Re-check every stored record offline: digests, structure, versions, conservation."""
+    from glmgym.verify import verify_run
+
+    report = verify_run(run)
+    for problem in report.problems:
+        console.print(f"✗ {problem}", style="red", markup=False, highlight=False)
+    if report.problems:
+        raise typer.Exit(1)
+    console.print(f"✓ {report.summary}", style="green", markup=False, highlight=False)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """Say what this machine can run, and what to do about what it cannot."""
+    from glmgym.cli.doctor import examine
+
+    findings = asyncio.run(examine())
+    if as_json:
+        print(json.dumps([finding.plain() for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            mark, style = {"ok": ("✓", "green"), "missing": ("✗", "red"), "optional": ("·", "yellow")}[finding.status]
+            console.print(f"[{style}]{mark}[/] [bold]{finding.name}[/]  {finding.text}", highlight=False)
+    if any(finding.status == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _environment(name: str) -> Any:
+    return load_file(Path(name)) if Path(name).exists() else environment(name)
+
+
+def _overrides(items: list[str]) -> dict[str, Any]:
+    """``key=value`` pairs; values are read as TOML, and as plain text where they are not TOML."""
+    out: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {item!r}: give KEY=VALUE, such as trainer.steps=5")
+        try:
+            out[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            out[key.strip()] = text.strip()
+    return out

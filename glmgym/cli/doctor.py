@@ -1,0 +1,70 @@
+"""``glmgym doctor``: what this machine can run, each finding a sentence that says what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from glmgym.errors import GlmgymError
+from glmgym.registry import environments, load_component
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    name: str
+    status: Literal["ok", "missing", "optional"]
+    text: str
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def examine() -> list[Finding]:
+    """Look at everything a run needs."""
+    return [
+        Finding("python", "ok", f"{platform.python_version()} at {sys.executable}"),
+        Finding("cpu", "ok", f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"),
+        _sqlite(),
+        await _bubblewrap(),
+        _docker(),
+        _extra("torch", "train", "training and the embedded engine", required=True),
+        _extra("transformers", "train", "checkpoints", required=True),
+        _extra("torch_npu", "npu", "Ascend NPU; glmgym has not been run on one yet", required=False),
+        Finding("environments", "ok", ", ".join(environments()) or "none registered"),
+    ]
+
+
+def _sqlite() -> Finding:
+    version = sqlite3.sqlite_version
+    if sqlite3.sqlite_version_info < (3, 35):
+        return Finding("sqlite", "missing", f"{version} is too old; the store needs 3.35 or newer")
+    return Finding("sqlite", "ok", version)
+
+
+async def _bubblewrap() -> Finding:
+    try:
+        probe: Callable[[], Any] = load_component("sandbox_probes", "bubblewrap")
+    except GlmgymError as error:
+        return Finding("bubblewrap", "missing", str(error))
+    problem = await probe()
+    return Finding("bubblewrap", "missing", problem) if problem else Finding("bubblewrap", "ok", "boxes start here")
+
+
+def _docker() -> Finding:
+    if shutil.which("docker"):
+        return Finding("docker", "optional", "the client is installed; this version runs its boxes in bubblewrap")
+    return Finding("docker", "optional", "not installed; boxes run in bubblewrap, which needs nothing else")
+
+
+def _extra(module: str, extra: str, use: str, *, required: bool) -> Finding:
+    if importlib.util.find_spec(module):
+        return Finding(module, "ok", use)
+    status: Literal["missing", "optional"] = "missing" if required else "optional"
+    return Finding(module, status, f"not installed: pip install 'glmgym[{extra}]' ({use})")

@@ -1,0 +1,143 @@
+"""The live view of a training run: a bar, the last update's numbers, and what the evaluations found.
+
+A consumer of the event stream like any other; on a pipe it prints one line per update instead of a live view.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from glmgym.events import (
+    CheckpointSaved,
+    EpisodeEvaluated,
+    EvaluationFinished,
+    EvaluationStarted,
+    Event,
+    ParityChecked,
+    RolloutFinished,
+    RunStarted,
+    StepFinished,
+)
+
+
+class TrainingDisplay:
+    """Shows events as they come. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            console=console,
+            disable=not console.is_terminal,
+            refresh_per_second=4,
+        )
+        self._task: TaskID | None = None
+        self._first_step_at = 0.0
+        self._run = RunStarted(directory=None, steps=0, first_step=0)  # type: ignore[arg-type]
+        self._episodes = 0
+
+    def __enter__(self) -> TrainingDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def note(self, text: str) -> None:
+        """Print a line above the live view."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._run = event
+                self.note(f"{event.directory}: {event.steps} updates, from update {event.first_step}")
+            case EvaluationStarted(label, episodes):
+                self._show(f"held-out evaluation {label} training", episodes)
+            case EpisodeEvaluated():
+                self._advance()
+            case EvaluationFinished(label, summary):
+                self._hide()
+                self.note(_evaluation_line(label, summary))
+            case ParityChecked(largest, mean, tokens):
+                self.note(
+                    f"engine and trainer agree on {tokens} sampled tokens: largest difference {largest:.1e} nats, "
+                    f"mean {mean:.1e}"
+                )
+            case RolloutFinished():
+                self._episodes += 1
+                self._training()
+            case StepFinished(step, metrics):
+                self._training()
+                self._step(step, dict(metrics))
+            case CheckpointSaved():
+                pass
+
+    def _training(self) -> None:
+        if self._task is None:
+            self._show("training", self._run.steps, completed=self._run.first_step)
+            self._first_step_at = time.monotonic()
+
+    def _step(self, step: int, metrics: dict[str, float]) -> None:
+        done = step - self._run.first_step
+        left = (time.monotonic() - self._first_step_at) / max(done, 1) * (self._run.steps - step)
+        numbers = _step_numbers(metrics)
+        if self._task is not None:
+            self._progress.update(self._task, completed=step, numbers=f"{numbers}  left {left:.0f} s")
+        if not self._console.is_terminal:
+            self.note(f"update {step:3d}/{self._run.steps}  {numbers}  left {left:.0f} s")
+        if step == self._run.steps:
+            self._hide()
+
+    def _show(self, description: str, total: int, completed: int = 0) -> None:
+        self._hide()
+        self._task = self._progress.add_task(description, total=total, completed=completed, numbers="")
+
+    def _advance(self) -> None:
+        if self._task is not None:
+            self._progress.advance(self._task)
+
+    def _hide(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+
+def _step_numbers(metrics: dict[str, float]) -> str:
+    """The seven numbers worth watching, on one line."""
+
+    def number(name: str, form: str) -> str:
+        return format(metrics[name], form) if name in metrics else "-"
+
+    return "  ".join(
+        (
+            f"success {number('batch/success', '.2f')}",
+            f"reward {number('batch/reward', '.2f')}",
+            f"staleness {number('batch/staleness', '.1f')}",
+            f"trusted {number('dis/trusted_fraction', '.3f')}",
+            f"tok/s {number('rollout/sampled_tokens_per_s', '.0f')}",
+            f"ep/s {number('rollout/episodes_per_s', '.1f')}",
+        )
+    )
+
+
+def _evaluation_line(label: str, summary: Any) -> str:
+    overall = summary["overall"]
+    families = ", ".join(f"{name} {row['mean']:.2f}" for name, row in summary["families"].items())
+    failures = f"; failures apart: {summary['failures']}" if summary["failures"] else ""
+    return (
+        f"held-out success {label} training: {overall['mean']:.3f} "
+        f"(95 % interval {overall['low']:.3f} to {overall['high']:.3f}, {overall['attempts']} episodes){failures}\n"
+        f"  {families}"
+    )

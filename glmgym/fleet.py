@@ -1,0 +1,203 @@
+"""Many trajectories at once while training runs: slots, admission, staleness, and the hand-over to the trainer.
+
+Owned here: when an attempt may start and when its record may be trained.
+
+Staleness is bounded three times. *Admission*: at most ``(max_staleness + 1) * batch_size`` attempts are unfinished
+(issued and neither consumed nor discarded), so slots are freed by the trainer or by a drop. *Holding*: ``take`` waits
+for running attempts that one more update would make too old, so that slow tasks are not starved by discarding.
+*Consumption*: what is still older than ``max_staleness`` versions, measured from its oldest token, is discarded with
+its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+
+from glmgym.env import Task
+from glmgym.errors import ConfigError, GlmgymError
+from glmgym.events import OnEvent, RolloutFinished
+from glmgym.registry import EnvSpec
+from glmgym.rollout import House, Job, job_seed, run_trajectory
+from glmgym.settings import Settings
+from glmgym.store import TrajectoryStore
+from glmgym.trajectory import NO_VERSION, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutStalled(GlmgymError):
+    """No trajectory finished for too long; the message names those still running."""
+
+
+class FleetSettings(Settings):
+    """How many attempts run, and how old their tokens may be when they are trained."""
+
+    max_live: int = 48  # attempts running at once
+    max_staleness: int = 4  # versions between a trajectory's oldest token and the update that trains it; ours
+    max_retries: int = 2  # further attempts after a retryable failure
+    stall_s: float = 300.0  # no trajectory finished for this long is an error
+
+
+class Fleet:
+    """Keeps attempts running until closed; ``take`` and ``freed`` are the trainer's side.
+
+    Args:
+        indices: task indices of the training split, endlessly.
+        batch_size: trajectories per update, a multiple of ``group_size``.
+        group_size: attempts at the same task, taken together once all have ended.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        house: House,
+        store: TrajectoryStore,
+        indices: Iterator[int],
+        settings: FleetSettings,
+        *,
+        batch_size: int,
+        group_size: int = 1,
+        seed: int = 0,
+        on_event: OnEvent = lambda event: None,
+    ) -> None:
+        if batch_size % group_size:
+            raise ConfigError(f"batch_size={batch_size} is not a multiple of group_size={group_size}")
+        self._spec, self._house, self._store = spec, house, store
+        self._indices, self._settings = indices, settings
+        self._num_groups, self._group_size, self._seed = batch_size // group_size, group_size, seed
+        self._capacity = (settings.max_staleness + 1) * batch_size
+        self._on_event = on_event
+        self._live: dict[str, int] = {}  # id of a running attempt -> engine version at its birth
+        self._open_groups: dict[str, int] = {}  # group id -> members that have not ended
+        self._changed = asyncio.Condition()
+        self._crash: BaseException | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_retrying = 0  # failed attempts whose slot is kept for their successor
+        self.num_stale = 0
+
+    def start(self) -> None:
+        """Begin issuing attempts."""
+        self._spawn(self._issue_attempts())
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    async def take(self, *, version: int) -> list[Trajectory]:
+        """One batch for the update that leads from ``version`` to the next: whole groups, oldest first.
+
+        Trajectories go from ready to training; those older than ``max_staleness`` are discarded and counted.
+
+        Raises:
+            RolloutStalled: nothing finished for ``stall_s`` seconds.
+            Exception: whatever stopped the fleet.
+        """
+        async with self._changed:
+            while True:
+                if self._crash is not None:
+                    raise self._crash
+                if not self._must_hold(version) and (ids := await self._choose(version)):
+                    return await asyncio.to_thread(self._store.take_ids, ids)
+                try:
+                    await asyncio.wait_for(self._changed.wait(), self._settings.stall_s)
+                except TimeoutError:
+                    running = ", ".join(sorted(self._live)) or "none is running"
+                    raise RolloutStalled(
+                        f"no trajectory finished for {self._settings.stall_s:g} s; running: {running}"
+                    ) from None
+
+    async def freed(self) -> None:
+        """Trajectories were consumed or dropped: slots may be free."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Cancel what runs and wait for it; interrupted attempts stay in the store until it recovers."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _must_hold(self, version: int) -> bool:
+        """True while an attempt is running that the coming update would make too old."""
+        return any(born <= version - self._settings.max_staleness for born in self._live.values())
+
+    async def _choose(self, version: int) -> list[str]:
+        """Ids of enough whole groups for one batch, or none yet. Drops what is too old."""
+        groups: dict[str, list[str]] = {}
+        for row in await asyncio.to_thread(self._store.ready):
+            if row.oldest_version != NO_VERSION and version - row.oldest_version > self._settings.max_staleness:
+                await asyncio.to_thread(self._store.discard, [row.id], f"stale at version {version}")
+                self.num_stale += 1
+                self._changed.notify_all()
+            elif (group := row.group_id or row.id) not in self._open_groups:
+                groups.setdefault(group, []).append(row.id)
+        if len(groups) < self._num_groups:
+            return []
+        return [id for members in list(groups.values())[: self._num_groups] for id in members]
+
+    async def _issue_attempts(self) -> None:
+        for index in self._indices:
+            task = await asyncio.to_thread(self._spec.tasks.task, "train", index)
+            group_id = ""
+            for member in range(self._group_size):
+                await self._free_slot()
+                job = await self._issue(task, group_id)
+                if self._group_size > 1 and member == 0:
+                    group_id = job.id
+                    self._open_groups[group_id] = self._group_size
+                self._spawn(self._attempt(job, group_id, self._settings.max_retries))
+
+    async def _free_slot(self) -> None:
+        async with self._changed:
+            while len(self._live) >= self._settings.max_live or not await self._has_capacity():
+                await self._changed.wait()
+
+    async def _has_capacity(self) -> bool:
+        counts = await asyncio.to_thread(self._store.counts)
+        return counts.unfinished + self._num_retrying < self._capacity
+
+    async def _issue(self, task: Task, group_id: str) -> Job:
+        """Record an attempt as issued under the version it will start with."""
+        version = self._house.engine.version
+        name = await asyncio.to_thread(self._store.issue, task.id, self._spec.id, version=version, group_id=group_id)
+        self._live[name] = version
+        return Job(name, task, self._spec, job_seed(self._seed, name), group_id)
+
+    async def _attempt(self, job: Job, group_id: str, retries: int) -> None:
+        await asyncio.to_thread(self._store.start, job.id)
+        trajectory = await run_trajectory(job, self._house)
+        failure = trajectory.outcome.failure
+        again = failure is not None and failure.retryable and retries > 0
+        self._num_retrying += again
+        await asyncio.to_thread(self._store.finish, trajectory)
+        del self._live[job.id]
+        if failure is not None:
+            logger.warning("rollout %s: %s failure: %s", job.id, failure.origin, failure.message)
+        self._on_event(RolloutFinished(trajectory, self._house.engine.version))
+        if again:
+            successor = await self._issue(job.task, group_id)
+            self._num_retrying -= 1
+            await self._attempt(successor, group_id, retries - 1)
+            return
+        async with self._changed:
+            if group_id:
+                self._open_groups[group_id] -= 1
+                if not self._open_groups[group_id]:
+                    del self._open_groups[group_id]
+            self._changed.notify_all()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+        """A programming mistake in any attempt stops the run: ``take`` raises it."""
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - kept, and raised by take
+            async with self._changed:
+                self._crash = self._crash or error
+                self._changed.notify_all()

@@ -1,0 +1,105 @@
+"""SAO: single-rollout asynchronous optimisation (arXiv 2607.07508). One attempt per task, a critic, the DIS loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from glmgym.errors import GlmgymError
+from glmgym.settings import Settings
+from glmgym.trajectory import Trajectory
+from glmgym_trainers.algorithms.algorithm import Extra, Forward, LossOut
+from glmgym_trainers.batch import Batch
+from glmgym_trainers.credit import Credit, adaptive_lambda, critic_targets, skip_observation_gae, split_by_segment
+from glmgym_trainers.critic import FREEZE
+from glmgym_trainers.losses import DisForm, dis_loss, value_loss
+
+
+class SaoSettings(Settings):
+    """Published values where there are any (SAO, section 4.1, coding); the others are ours and say so."""
+
+    low: float = Field(0.2, gt=0, lt=1)  # bound of the ratio itself; math: 0.7
+    high: float = Field(4.0, gt=1)  # bound of the ratio itself; math: 6.0
+    form: DisForm = "detached"  # not disclosed; the two have the same gradient
+    gamma: float = Field(1.0, ge=0, le=1)  # not disclosed; ours
+    alpha: float = Field(1.5, gt=0)  # of the policy's adaptive lambda
+    critic_lam: float = Field(1.0, ge=0, le=1)  # lambda of the critic's targets
+    critic_updates: int = Field(2, ge=1)  # per policy update
+    value_warmup: int = Field(10, ge=0)  # steps in which the critic alone learns; whether the actor rests is ours
+    freeze: tuple[str, ...] = FREEZE  # parts of the names of critic parameters that stay fixed: attention
+    truncation: Literal["reward", "bootstrap"] = "reward"  # not disclosed; "bootstrap" adds the final prefix's value
+    max_staleness: int = Field(4, ge=0)  # versions; ours
+
+
+class Sao:
+    """Skip-Observation GAE with a length-adaptive lambda for the policy, plain returns for the critic.
+
+    A trajectory of several segments is one sequence of actions: the change of context between two segments is bridged
+    like an observation.
+    """
+
+    name = "sao"
+    group_size = 1
+    uses_critic = True
+
+    def __init__(self, settings: SaoSettings) -> None:
+        self.settings = settings
+        self.max_staleness = settings.max_staleness
+
+    def credit(self, group: Sequence[Trajectory], extra: Extra) -> list[Credit]:
+        """Advantages and critic targets of every segment of every trajectory that has a reward and an action.
+
+        Raises:
+            GlmgymError: a trajectory was not graded, or the critic's values for one of its segments are missing.
+        """
+        return [
+            credit for each in group if each.outcome.is_valid and each.num_sampled for credit in self._of(each, extra)
+        ]
+
+    def loss(self, forward: Forward, batch: Batch) -> LossOut:
+        own = self.settings
+        return LossOut(
+            *dis_loss(
+                forward.logprobs,
+                batch.rollout_logprobs,
+                batch.advantages,
+                batch.sampled_mask,
+                low=own.low,
+                high=own.high,
+                num_tokens=batch.num_tokens,
+                form=own.form,
+            )
+        )
+
+    def critic_loss(self, values: Tensor, batch: Batch) -> LossOut:
+        """Mean squared error of ``values`` [B, T] against the batch's returns, which stay fixed over the repeats."""
+        return LossOut(*value_loss(values, batch.returns, batch.sampled_mask, num_tokens=batch.num_tokens))
+
+    def _of(self, trajectory: Trajectory, extra: Extra) -> list[Credit]:
+        own, outcome, segments = self.settings, trajectory.outcome, trajectory.segments
+        prefixes = [_values(extra, trajectory, index) for index in range(len(segments))]
+        values = np.concatenate([prefix[:-1] for prefix in prefixes])
+        mask = np.concatenate([segment.sampled_mask for segment in segments])
+        may_bootstrap = own.truncation == "bootstrap" and outcome.stop.is_truncated
+        rewards = np.zeros(len(mask))
+        # The reward arrives at the very end, usually on an observation: the scan moves it back to the last action.
+        rewards[-1] = 0.0 if may_bootstrap and not outcome.rewards else outcome.total()
+        bootstrap = float(prefixes[-1][-1]) if may_bootstrap else 0.0
+        lam = adaptive_lambda(trajectory.num_sampled, own.alpha)
+        advantages = skip_observation_gae(values, rewards, mask, gamma=own.gamma, lam=lam, bootstrap=bootstrap)
+        targets = critic_targets(values, rewards, mask, gamma=own.gamma, lam=own.critic_lam, bootstrap=bootstrap)
+        pairs = zip(split_by_segment(advantages, segments), split_by_segment(targets, segments), strict=True)
+        return [Credit(trajectory.id, index, a, r) for index, (a, r) in enumerate(pairs)]
+
+
+def _values(extra: Extra, trajectory: Trajectory, index: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    values = extra.values.get((trajectory.id, index))
+    expected = len(trajectory.segments[index]) + 1
+    if values is None or len(values) != expected:
+        got = "none" if values is None else len(values)
+        raise GlmgymError(f"trajectory {trajectory.id} segment {index} needs {expected} prefix values, got {got}")
+    return values

@@ -1,0 +1,97 @@
+"""Checkpoints of a run: one directory per saved step, appearing at once, holding everything a resume needs.
+
+``RUN/checkpoints/step-000010/policy`` is a Hugging Face checkpoint; ``trainer.pt`` beside it holds the critic, the
+optimisers and the counters.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glmgym.errors import ConfigError, GlmgymError
+from glmgym_trainers.learner import Learner
+from glmgym_trainers.policy import Policy, replace_directory, save_policy
+from glmgym_trainers.recipe import Recipe
+
+CONFIG_FILE = "recipe.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    step: int
+    directory: Path
+
+    @property
+    def policy_dir(self) -> Path:
+        return self.directory / "policy"
+
+    def state(self) -> dict[str, Any]:
+        """What ``Learner.load_state`` takes."""
+        return torch.load(self.directory / "trainer.pt", map_location="cpu", weights_only=True)
+
+
+def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
+    """Make the run directory, or check that it holds the same run.
+
+    Raises:
+        ConfigError: it holds a run and ``resume`` is off, it holds none and ``resume`` is on, or the recipes differ.
+    """
+    written = run / CONFIG_FILE
+    wanted = json.loads(recipe.model_dump_json())
+    if resume:
+        if not written.is_file():
+            raise ConfigError(f"{run} holds no run to resume; leave --resume out to start one")
+        different = sorted(_differences(json.loads(written.read_text()), wanted))
+        if different:
+            raise ConfigError(f"{run} was started with another recipe: {'; '.join(different)}")
+        return
+    if written.exists():
+        raise ConfigError(f"{run} already holds a run; add --resume to go on with it, or give another --out")
+    (run / "trajectories").mkdir(parents=True, exist_ok=True)
+    (run / "checkpoints").mkdir(exist_ok=True)
+    written.write_text(json.dumps(wanted, indent=2) + "\n")
+
+
+def latest(run: Path) -> Checkpoint | None:
+    """The newest complete checkpoint, or None."""
+    found = sorted((run / "checkpoints").glob("step-*"))
+    found = [path for path in found if path.suffix != ".partial"]
+    return Checkpoint(int(found[-1].name.removeprefix("step-")), found[-1]) if found else None
+
+
+def save(run: Path, learner: Learner, policy: Policy, *, keep: int) -> Path:
+    """Write the learner's state as the checkpoint of its step and drop all but the newest ``keep``.
+
+    Raises:
+        GlmgymError: the disk is full or read-only; earlier checkpoints stay.
+    """
+    final = run / "checkpoints" / f"step-{learner.step_count:06d}"
+    partial = final.with_suffix(".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "policy").mkdir(parents=True)
+        save_policy(partial / "policy", learner.actor.model, policy.speech, policy.directory)
+        torch.save(learner.state(), partial / "trainer.pt")
+        replace_directory(partial, final)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise GlmgymError(
+            f"checkpoint {final} cannot be written: {error.strerror or error}; "
+            "make room and run again with --resume: everything up to the previous checkpoint is kept"
+        ) from error
+    for old in sorted(path for path in (run / "checkpoints").glob("step-*") if path.suffix != ".partial")[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted({*old, *new})
+        return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if old == new else [f"{path} was {old!r}, now {new!r}"]

@@ -1,0 +1,188 @@
+"""Who gets the reward: advantages and critic targets from rewards and values. Pure numpy in float64, owned by algorithms.
+
+Arrays are aligned with a segment's tokens: entry p is about token p, and ``values[p]`` is the critic's value of the
+prefix *before* token p, which has seen everything up to token p - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from glmgym.errors import GlmgymError
+from glmgym.trajectory import NO_VERSION, Segment
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Credit:
+    """What an algorithm says about the tokens of one segment. A record of its own, never written into the trajectory.
+
+    Both arrays are finite, and 0 wherever no policy sampled the token.
+    """
+
+    trajectory_id: str
+    segment_index: int
+    advantages: NDArray[np.float32]  # [T]
+    returns: NDArray[np.float32]  # [T] critic targets; 0 when the algorithm has no critic
+
+    def __post_init__(self) -> None:
+        if self.advantages.shape != self.returns.shape:
+            raise ValueError(f"{self.name}: {len(self.advantages)} advantages, {len(self.returns)} returns")
+        if not (np.isfinite(self.advantages).all() and np.isfinite(self.returns).all()):
+            raise ValueError(f"{self.name}: an advantage or a return is not finite")
+
+    @property
+    def name(self) -> str:
+        return f"trajectory {self.trajectory_id} segment {self.segment_index}"
+
+
+def split_by_segment(per_token: Floats, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
+    """Cut an array over all tokens of a trajectory into float32 arrays over the tokens of each segment."""
+    ends = np.cumsum([len(segment) for segment in segments])
+    return [part.astype(np.float32) for part in np.split(per_token, ends[:-1])]
+
+
+def skip_observation_gae(
+    values: ArrayLike,
+    rewards: ArrayLike,
+    sampled_mask: ArrayLike,
+    *,
+    gamma: float,
+    lam: float,
+    bootstrap: float = 0.0,
+) -> Floats:
+    """Generalised advantage estimation over the sampled tokens alone (SAO, equations 4-5).
+
+    Observation tokens are bridged: one factor ``gamma * lam`` leads from the last token of an action to the first token
+    of the next one, however long the observation between them, and the value just before that next action has already
+    read the observation. A reward on an unsampled token belongs to the last sampled token before it.
+
+    Args:
+        values: [T] value of the prefix before each token; read at sampled positions only, elsewhere it may be NaN.
+        rewards: [T] reward received when the token was appended.
+        sampled_mask: [T] bool.
+        bootstrap: value after the last sampled token: 0 if the episode ended there.
+
+    Returns:
+        [T] advantages in the unit of the reward, 0 where not sampled; all 0 if nothing was sampled.
+
+    Raises:
+        ValueError: lengths differ, gamma or lam is outside [0, 1], a reward or a value in use is not finite, or there
+            is a reward before the first sampled token.
+    """
+    value, reward, mask = np.asarray(values, float), np.asarray(rewards, float), np.asarray(sampled_mask, bool)
+    if not value.shape == reward.shape == mask.shape or mask.ndim != 1:
+        raise ValueError(
+            f"values {value.shape}, rewards {reward.shape} and mask {mask.shape} must be equally long rows"
+        )
+    if not (0.0 <= gamma <= 1.0 and 0.0 <= lam <= 1.0):
+        raise ValueError(f"gamma and lam must lie in [0, 1], got {gamma} and {lam}")
+    advantages = np.zeros(len(mask))
+    at = np.flatnonzero(mask)
+    earned = _earned(reward, at)
+    if not (np.isfinite(value[at]).all() and np.isfinite(earned).all() and math.isfinite(bootstrap)):
+        raise ValueError("a reward, the bootstrap or the value of a sampled token is not finite")
+    advantage, value_next = 0.0, bootstrap
+    # Plain floats: the recursion is sequential, and indexing numpy scalars would cost ten times as much.
+    for position, v, r in zip(at[::-1].tolist(), value[at][::-1].tolist(), earned[::-1].tolist(), strict=True):
+        advantage = (r + gamma * value_next - v) + gamma * lam * advantage
+        advantages[position] = advantage
+        value_next = v
+    return advantages
+
+
+def critic_targets(
+    values: ArrayLike,
+    rewards: ArrayLike,
+    sampled_mask: ArrayLike,
+    *,
+    gamma: float,
+    lam: float = 1.0,
+    bootstrap: float = 0.0,
+) -> Floats:
+    """[T] lambda-returns, the critic's targets: the advantages of a scan of their own plus the values.
+
+    SAO uses ``lam=1`` here (the Monte-Carlo return) whatever the policy uses. Arguments and errors as in
+    ``skip_observation_gae``; 0 where not sampled.
+    """
+    advantages = skip_observation_gae(values, rewards, sampled_mask, gamma=gamma, lam=lam, bootstrap=bootstrap)
+    return np.where(np.asarray(sampled_mask, bool), advantages + np.asarray(values, float), 0.0)
+
+
+def adaptive_lambda(num_action_tokens: int, alpha: float) -> float:
+    """``1 - 1 / (alpha * num_action_tokens)`` kept in [0, 1): longer trajectories look further (SAO; VAPO's form).
+
+    Raises:
+        ValueError: no action token, or ``alpha`` is not positive.
+    """
+    if num_action_tokens < 1 or not alpha > 0.0:
+        raise ValueError(f"needs an action token and a positive alpha, got {num_action_tokens} and {alpha}")
+    return min(max(1.0 - 1.0 / (alpha * num_action_tokens), 0.0), math.nextafter(1.0, 0.0))
+
+
+def group_mean_advantage(rewards: Sequence[float]) -> Floats:
+    """[G] reward minus the mean reward of the group; no division by a deviation (GLM-5 report, section 4.1).
+
+    Raises:
+        ValueError: the group is empty or a reward is not finite: a failed rollout has no reward and no vote.
+    """
+    given = np.asarray(rewards, float)
+    if not len(given) or not np.isfinite(given).all():
+        raise ValueError(f"a baseline needs finite rewards, got {list(rewards)}")
+    return given - given.mean()
+
+
+def fill_group(valid: Sequence[bool]) -> list[int]:
+    """Members that train in place of a group: the valid ones, repeated in turn up to the group's size.
+
+    Empty unless *more than half* of the group is valid (GLM-5 report, section 4.1; strict).
+    """
+    good = [index for index, is_valid in enumerate(valid) if is_valid]
+    if 2 * len(good) <= len(valid):
+        return []
+    return [good[k % len(good)] for k in range(len(valid))]
+
+
+def is_stale(oldest_version: int, version: int, max_staleness: int) -> bool:
+    """True if a trajectory's *oldest* sampled token is more than ``max_staleness`` versions behind (GLM-5, 4.1).
+
+    Raises:
+        GlmgymError: the trajectory claims to come from the future: version numbers were restarted or mixed up.
+    """
+    if oldest_version == NO_VERSION:
+        return False
+    if oldest_version > version:
+        raise GlmgymError(f"a trajectory of version {oldest_version} reached a trainer that is at {version}")
+    return version - oldest_version > max_staleness
+
+
+def explained_variance(returns: ArrayLike, values: ArrayLike, *, centred: bool = True) -> float:
+    """How much of the returns' variance the critic explains: 1 is perfect, 0 is a constant, NaN if nothing varies.
+
+    ``centred`` is ``1 - Var(returns - values) / Var(returns)`` and forgives a constant bias of the critic; otherwise
+    ``1 - mean((returns - values)**2) / Var(returns)``, which does not.
+    """
+    target = np.asarray(returns, float)
+    error = target - np.asarray(values, float)
+    spread = float(target.var()) if len(target) else 0.0
+    if spread == 0.0:
+        return math.nan
+    return 1.0 - float(error.var() if centred else np.square(error).mean()) / spread
+
+
+def _earned(rewards: Floats, at: NDArray[np.intp]) -> Floats:
+    """[len(at)] the reward of each sampled position, with what fell on unsampled tokens moved back to it."""
+    paid = np.flatnonzero(rewards)
+    owner = np.searchsorted(at, paid, side="right") - 1
+    if len(at) and (owner < 0).any():
+        raise ValueError(f"the reward at token {int(paid[0])} comes before the first sampled token, at {int(at[0])}")
+    earned = np.zeros(len(at))
+    if len(at):
+        np.add.at(earned, owner, rewards[paid])
+    return earned

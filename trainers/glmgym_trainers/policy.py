@@ -1,0 +1,109 @@
+"""A policy on disk and in memory: a Hugging Face checkpoint directory plus how it speaks.
+
+Owned here: ``glmgym_policy.json`` beside the checkpoint (dialect, thinking, history mode), so that ``eval --policy DIR``
+needs nothing else; and the atomic writing of such a directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from glmgym.chat import Chat, load_tokenizer
+from glmgym.errors import ConfigError
+from glmgym.settings import Settings, parse_settings
+
+ASSETS = Path(__file__).parent / "assets"
+SPEECH_FILE = "glmgym_policy.json"
+
+
+class Speech(Settings):
+    """How a checkpoint speaks."""
+
+    dialect: Literal["glm45", "glm47"] = "glm47"
+    thinking: bool = True
+    history: Literal["preserve", "rerender"] = "preserve"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A causal language model with its chat. ``model`` is in fp32 and in eval mode."""
+
+    model: nn.Module
+    chat: Chat
+    speech: Speech
+    directory: Path  # where the tokenizer files came from
+
+
+def resolve(name: str) -> Path:
+    """The checkpoint directory of a name: a directory, or a warm start that ships with the package.
+
+    Raises:
+        ConfigError: neither exists.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    packaged = ASSETS / name
+    if "/" not in name and (packaged / "config.json").is_file():
+        return packaged
+    shipped = sorted(p.name for p in ASSETS.iterdir() if (p / "config.json").is_file())
+    raise ConfigError(
+        f"no checkpoint at {name!r}: give a directory with config.json, model.safetensors and tokenizer.json, "
+        f"or one that ships with glmgym: {', '.join(shipped) or 'none'}"
+    )
+
+
+def load_policy(name: str | Path) -> Policy:
+    """Load a checkpoint directory in fp32.
+
+    Raises:
+        ConfigError: a file is missing or unreadable; the message names it.
+    """
+    directory = resolve(str(name))
+    for file in ("config.json", "tokenizer.json"):
+        if not (directory / file).is_file():
+            raise ConfigError(f"checkpoint {directory} has no {file}")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"checkpoint {directory} cannot be loaded: {error}") from error
+    speech = Speech()
+    if (directory / SPEECH_FILE).is_file():
+        data = json.loads((directory / SPEECH_FILE).read_text())
+        speech = parse_settings(Speech, data, where=str(directory / SPEECH_FILE))
+    chat = Chat(load_tokenizer(directory), speech.dialect, thinking=speech.thinking, history=speech.history)
+    return Policy(model.eval(), chat, speech, directory)
+
+
+def save_policy(directory: Path, model: Any, speech: Speech, tokenizer_from: Path) -> None:
+    """Write a checkpoint that ``load_policy`` and transformers read. ``directory`` must exist."""
+    model.save_pretrained(directory)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (tokenizer_from / file).is_file():
+            shutil.copyfile(tokenizer_from / file, directory / file)
+    (directory / SPEECH_FILE).write_text(speech.model_dump_json(indent=2) + "\n")
+
+
+def replace_directory(partial: Path, final: Path) -> None:
+    """Make a fully written directory appear under its final name at once, durably."""
+    for file in partial.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+    if final.exists():
+        shutil.rmtree(final)
+    partial.rename(final)
+    parent = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)

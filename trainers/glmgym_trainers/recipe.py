@@ -1,0 +1,127 @@
+"""A recipe: what to train, on what, with which algorithm. Read from TOML into strict settings.
+
+Each component's settings live beside the component; this file only puts them in one place and owns the trainer's own.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, SerializeAsAny, field_validator
+
+from glmgym.engine import SamplingSettings
+from glmgym.errors import ConfigError, UnknownName
+from glmgym.fleet import FleetSettings
+from glmgym.rollout import Budget
+from glmgym.settings import Settings, parse_settings
+from glmgym_trainers.algorithms import ALGORITHMS
+
+# A wheel carries the recipes inside the package; a checkout has them beside it.
+RECIPES = next(p for p in (Path(__file__).parent / "recipes", Path(__file__).parents[1] / "recipes") if p.is_dir())
+
+
+class PolicySettings(Settings):
+    init: str = "quickstart"  # checkpoint directory, or the name of a warm start in the package
+    context_length: int = 512  # tokens; prompt and everything sampled and observed
+    max_slots: int = 48  # sequences the embedded engine decodes at once
+
+
+class EnvSettings(Settings):
+    id: str
+
+
+class SandboxSettings(Settings):
+    backend: str = "bubblewrap"
+
+
+class TrainerSettings(Settings):
+    steps: int = 20  # policy updates
+    batch_size: int = 64  # trajectories per update
+    lr: float = 1e-3  # Adam; ours, for models of about a million parameters
+    critic_lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.98)  # slime's public GLM recipes
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    micro_batch_tokens: int = 16384  # padded tokens per forward
+    sync_every: int = 1  # updates between two publications of the weights
+    reset_optimizer: bool = False  # after each publication, as GLM-5 section 4.1 does
+    save_every: int = 1  # updates between checkpoints
+    keep_checkpoints: int = 2
+    max_mismatch: float = 1e-3  # nats; above this the engine and the trainer disagree and training refuses to start
+    threads: int = 1  # torch threads of one operation; engine and trainer run side by side
+
+    @field_validator("steps", "batch_size", "sync_every", "save_every", "keep_checkpoints", "micro_batch_tokens")
+    @classmethod
+    def _at_least_one(cls, value: int) -> int:
+        if value < 1:
+            raise ValueError("must be at least 1")
+        return value
+
+
+class EvalSettings(Settings):
+    episodes: int = 256  # held-out tasks, one attempt each; 0 for no evaluation
+
+
+class Recipe(Settings):
+    seed: int = 0
+    env: EnvSettings
+    policy: PolicySettings = Field(default_factory=PolicySettings)
+    sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
+    rollout: Budget = Field(default_factory=Budget)
+    sampling: SamplingSettings = Field(default_factory=SamplingSettings)
+    fleet: FleetSettings = Field(default_factory=FleetSettings)
+    algorithm: SerializeAsAny[Settings]
+    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+    eval: EvalSettings = Field(default_factory=EvalSettings)
+
+
+def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe file, or one that ships with glmgym by its name, and apply dotted overrides.
+
+    Raises:
+        ConfigError: no such recipe, not TOML, an unknown key (with the nearest known one), or a value that cannot work.
+    """
+    path = _find(source)
+    try:
+        data = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    for key, value in (overrides or {}).items():
+        _override(data, key, value)
+    return parse_recipe(data, where=str(path))
+
+
+def parse_recipe(data: Mapping[str, Any], *, where: str) -> Recipe:
+    """Strict settings from plain data; see ``load_recipe``."""
+    table = dict(data.get("algorithm", {"name": "sao"}))
+    name = table.pop("name", "sao")
+    if name not in ALGORITHMS:
+        raise UnknownName("algorithm", str(name), ALGORITHMS)
+    algorithm = parse_settings(ALGORITHMS[name].Settings, {"name": name, **table}, where=f"{where} [algorithm]")
+    return parse_settings(Recipe, {**data, "algorithm": algorithm}, where=where)
+
+
+def _find(source: str | Path) -> Path:
+    path = Path(source)
+    for candidate in (path, RECIPES / f"{source}.toml"):
+        if candidate.is_file():
+            return candidate
+    shipped = [file.stem for file in RECIPES.glob("*.toml")]
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        raise ConfigError(
+            f"there is no recipe file {path}; recipes that ship with glmgym: {', '.join(sorted(shipped))}"
+        )
+    raise UnknownName("recipe", str(source), shipped)
+
+
+def _override(data: dict[str, Any], key: str, value: Any) -> None:
+    table = data
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {key}: {parent!r} is a value, not a table")
+    table[leaf] = value

@@ -1,0 +1,269 @@
+"""One training run: builds everything a recipe names, then loops take -> learn -> publish -> save -> consume.
+
+Owned here: the order of those five, which is what makes a run resumable. A batch is marked with its step before it is
+learned; the checkpoint of a step appears at once (rename); only then are the trajectories consumed. After a kill,
+``TrajectoryStore.recover`` compares the marks with the newest checkpoint, so nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from glmgym.engine import Weights
+from glmgym.errors import GlmgymError
+from glmgym.evaluate import evaluate
+from glmgym.events import (
+    CheckpointSaved,
+    EpisodeEvaluated,
+    EvaluationFinished,
+    EvaluationStarted,
+    Event,
+    OnEvent,
+    ParityChecked,
+    RolloutFinished,
+    RunStarted,
+    StepFinished,
+)
+from glmgym.fleet import Fleet
+from glmgym.registry import EnvSpec, environment, load_component
+from glmgym.rollout import House
+from glmgym.sandbox import SandboxProvider
+from glmgym.store import TrajectoryStore
+from glmgym.trajectory import Trajectory
+from glmgym_trainers import checkpoint
+from glmgym_trainers.engines import TorchEngine
+from glmgym_trainers.learner import Learner
+from glmgym_trainers.parity import check_parity
+from glmgym_trainers.policy import Policy, load_policy
+from glmgym_trainers.recipe import Recipe
+from glmgym_trainers.runlog import RolloutWindow, RunLog
+
+R = TypeVar("R")
+
+
+class Interrupted(GlmgymError):
+    """The run was asked to stop and did so cleanly; it can be resumed."""
+
+
+@dataclass(slots=True)
+class _Site:
+    """Everything a run is made of, once built."""
+
+    recipe: Recipe
+    directory: Path
+    spec: EnvSpec
+    policy: Policy
+    learner: Learner
+    engine: TorchEngine
+    provider: SandboxProvider | None
+    house: House
+    store: TrajectoryStore
+    log: RunLog
+    on_event: OnEvent
+    version: int
+
+
+async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEvent = lambda event: None) -> None:
+    """Run a recipe to its end in ``directory``.
+
+    The first interrupt (SIGINT, SIGTERM) finishes the current update, saves and raises ``Interrupted``.
+
+    Raises:
+        ConfigError: the recipe cannot work here, or the directory holds another run.
+        ParityError: engine and trainer disagree on the log-probs of the same ids.
+        GlmgymError: the store or a checkpoint cannot be written; what was committed stays.
+    """
+    torch.set_num_threads(recipe.trainer.threads)
+    torch.manual_seed(recipe.seed)
+    checkpoint.prepare_directory(directory, recipe, resume=resume)
+    latest = checkpoint.latest(directory) if resume else None
+    policy = load_policy(latest.policy_dir if latest else recipe.policy.init)
+    learner = Learner(policy.model, recipe.algorithm, recipe.trainer)
+    if latest is not None:
+        learner.load_state(latest.state())
+    spec = environment(recipe.env.id)
+    store = TrajectoryStore.open(directory / "trajectories" / "store.sqlite")
+    try:
+        store.recover(step=learner.step_count, version=learner.version)
+        engine = TorchEngine(
+            load_policy(policy.directory).model,
+            max_slots=recipe.policy.max_slots,
+            context_length=recipe.policy.context_length,
+            version=learner.version,
+        )
+        provider: SandboxProvider | None = None
+        try:
+            if spec.box is not None:
+                provider = await load_component("sandboxes", recipe.sandbox.backend)()
+            house = House(engine, policy.chat, provider, recipe.rollout, recipe.sampling)
+            with RunLog(directory, upto_step=learner.step_count) as log:
+                site = _Site(
+                    recipe, directory, spec, policy, learner, engine, provider, house, store, log,
+                    _fan_out(log, on_event), learner.version,
+                )  # fmt: skip
+                await _run(site)
+        finally:
+            await engine.close()
+            if provider is not None:
+                await provider.close()
+    finally:
+        store.close()
+
+
+async def _run(site: _Site) -> None:
+    total = site.learner.total_steps
+    site.on_event(RunStarted(site.directory, total, site.learner.step_count))
+    with _interrupts() as stop:
+        if site.learner.step_count == 0:
+            await _evaluate(site, "before", stop)
+        if site.learner.step_count < total:
+            await _learn(site, total, stop)
+        await _evaluate(site, "after", stop)
+    await asyncio.to_thread(site.log.plot)
+
+
+async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
+    """Updates until ``total``; the fleet runs beside them."""
+    recipe, learner, store = site.recipe, site.learner, site.store
+    window = RolloutWindow()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, RolloutFinished):
+            window.add(event)
+        site.on_event(event)
+
+    fleet = Fleet(
+        site.spec,
+        site.house,
+        store,
+        _task_indices(site.spec.tasks.size("train"), recipe.seed, skip=store.counts().issued // learner.group_size),
+        recipe.fleet,
+        batch_size=recipe.trainer.batch_size,
+        group_size=learner.group_size,
+        seed=recipe.seed,
+        on_event=on_event,
+    )
+    fleet.start()
+    try:
+        while learner.step_count < total:
+            batch = await _unless_stopped(fleet.take(version=site.version), stop)
+            if learner.step_count == 0:
+                await _parity(site, batch)
+            ids = [trajectory.id for trajectory in batch]
+            await asyncio.to_thread(store.begin_step, ids, learner.step_count + 1)
+            metrics = await asyncio.to_thread(learner.step, batch)
+            if learner.version > site.version:
+                tensors = await asyncio.to_thread(learner.weights)
+                site.version = await site.engine.switch(Weights(learner.version, tensors=tensors))
+                if site.version != learner.version:
+                    raise GlmgymError(f"published version {learner.version}; the engine acknowledged {site.version}")
+            if learner.step_count % recipe.trainer.save_every == 0 or learner.step_count == total:
+                await _save(site)
+            await asyncio.to_thread(store.consume, ids, version=site.version)
+            await fleet.freed()
+            extra = {"fleet/live": float(fleet.num_live), "fleet/stale_total": float(fleet.num_stale)}
+            site.on_event(StepFinished(learner.step_count, {**metrics, **window.drain(), **extra}))
+    except Interrupted:
+        if learner.step_count % recipe.trainer.save_every:
+            await _save(site)
+        raise
+    finally:
+        await fleet.close()
+
+
+async def _evaluate(site: _Site, label: str, stop: asyncio.Event) -> None:
+    episodes = min(site.recipe.eval.episodes, site.spec.tasks.size("heldout"))
+    if not episodes or site.log.has_evaluation(label):
+        return
+    site.on_event(EvaluationStarted(label, episodes))
+    result = await _unless_stopped(
+        evaluate(
+            site.spec,
+            site.house,
+            num_tasks=episodes,
+            seed=site.recipe.seed,
+            max_live=site.recipe.fleet.max_live,
+            on_finished=lambda trajectory: site.on_event(EpisodeEvaluated(trajectory)),
+        ),
+        stop,
+    )
+    site.on_event(EvaluationFinished(label, result.summary()))
+
+
+async def _parity(site: _Site, batch: list[Trajectory]) -> None:
+    found = await asyncio.to_thread(
+        check_parity, site.learner, batch, version=site.version, bound=site.recipe.trainer.max_mismatch
+    )
+    site.on_event(ParityChecked(found.largest, found.mean, found.tokens))
+
+
+async def _save(site: _Site) -> None:
+    path = await asyncio.to_thread(
+        checkpoint.save, site.directory, site.learner, site.policy, keep=site.recipe.trainer.keep_checkpoints
+    )
+    site.on_event(CheckpointSaved(site.learner.step_count, path))
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, R], stop: asyncio.Event) -> R:
+    """The result of ``work``, unless the run is asked to stop first: then ``work`` is cancelled and Interrupted raised."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Interrupted("stopped on request; run the same command with --resume to go on")
+        return task.result()
+    finally:
+        for waiting in (task, stopped):
+            waiting.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+@contextmanager
+def _interrupts() -> Iterator[asyncio.Event]:
+    """An event set by the first SIGINT or SIGTERM; the second one interrupts at once."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def first() -> None:
+        stop.set()
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may handle signals
+        return
+    for number in signals:
+        loop.add_signal_handler(number, first)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _task_indices(size: int, seed: int, *, skip: int) -> Iterator[int]:
+    """Every index of the training split once per pass, in an order fixed by the seed, from the ``skip``-th on."""
+    for number in itertools.count(skip // size):
+        order = np.random.default_rng([seed, number]).permutation(size)
+        first = skip % size if number == skip // size else 0
+        yield from (int(index) for index in order[first:])
+
+
+def _fan_out(*listeners: OnEvent) -> OnEvent:
+    def on_event(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return on_event

@@ -1,0 +1,145 @@
+"""What a run leaves to read: ``metrics.jsonl``, TensorBoard events and ``learning_curve.png``. Fed by the event stream."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from glmgym.events import EvaluationFinished, Event, ParityChecked, RolloutFinished, StepFinished
+from glmgym.metrics import Max, Mean, Metric, Sum, merge, values
+from glmgym.trajectory import Trajectory
+
+
+class RunLog:
+    """Appends to the run's files. Reopened with ``upto_step``, it drops lines of later steps, which were lost."""
+
+    def __init__(self, directory: Path, *, upto_step: int) -> None:
+        self._directory = directory
+        self._path = directory / "metrics.jsonl"
+        self._rows = [row for row in read_rows(self._path) if row.get("step", 0) <= upto_step]
+        self._path.write_text("".join(json.dumps(row) + "\n" for row in self._rows))
+        self._file = self._path.open("a", buffering=1)
+        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=upto_step + 1)
+        self._started = time.time() - max((row.get("time_s", 0.0) for row in self._rows), default=0.0)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._board.close()
+
+    def __call__(self, event: Event) -> None:
+        """Write the events that carry numbers; the others pass."""
+        match event:
+            case StepFinished(step, metrics):
+                self._write({"event": "step", "step": step, **metrics})
+                for name, value in metrics.items():
+                    self._board.add_scalar(name, value, step)
+            case EvaluationFinished(label, summary):
+                step = max((row.get("step", 0) for row in self._rows), default=0)
+                self._write({"event": "evaluation", "label": label, "step": step, **summary})
+                self._board.add_scalar("eval/heldout_success", summary["overall"]["mean"], step)  # type: ignore[index]
+            case ParityChecked(largest, mean, tokens):
+                self._write({"event": "parity", "step": 0, "largest": largest, "mean": mean, "tokens": tokens})
+            case _:
+                pass
+
+    def has_evaluation(self, label: str) -> bool:
+        return any(row.get("event") == "evaluation" and row.get("label") == label for row in self._rows)
+
+    def plot(self) -> None:
+        """Draw ``learning_curve.png`` from what was written."""
+        draw_learning_curve(self._rows, self._directory / "learning_curve.png")
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        row = {**row, "time_s": round(time.time() - self._started, 3)}
+        self._rows.append(row)
+        self._file.write(json.dumps(row) + "\n")
+
+
+class RolloutWindow:
+    """Counts the attempts that ended since the last update."""
+
+    def __init__(self) -> None:
+        self._parts: list[Mapping[str, Metric]] = []
+        self._since = time.monotonic()
+
+    def add(self, event: RolloutFinished) -> None:
+        self._parts.append(rollout_metrics(event.trajectory))
+
+    def drain(self) -> dict[str, float]:
+        """The window's numbers, rates included; the next window starts now."""
+        parts, self._parts = self._parts, []
+        seconds, self._since = time.monotonic() - self._since, time.monotonic()
+        out = values(merge(parts))
+        out["rollout/episodes_per_s"] = len(parts) / seconds
+        out["rollout/sampled_tokens_per_s"] = out.get("rollout/sampled_tokens", 0.0) / seconds
+        return out
+
+
+def rollout_metrics(trajectory: Trajectory) -> dict[str, Metric]:
+    """One attempt's numbers; a failed one counts as a failure and has no reward."""
+    failed = not trajectory.outcome.is_valid
+    out: dict[str, Metric] = {
+        "rollout/failures": Sum(float(failed)),
+        "rollout/sampled_tokens": Sum(float(trajectory.num_sampled)),
+        "rollout/turns": Mean(float(trajectory.num_turns)),
+        "rollout/context_tokens": Max(float(sum(len(segment) for segment in trajectory.segments))),
+    }
+    if not failed:
+        out["rollout/reward"] = Mean(trajectory.outcome.total())
+    for name, seconds in trajectory.provenance.timings_s.items():
+        out[f"rollout/{name}_s"] = Mean(seconds)
+    return out
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a metrics file; a line torn by a kill is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def draw_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
+    """Reward of the trained episodes per update, and held-out success before and after with 95 % intervals."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = [row for row in rows if row.get("event") == "step" and "rollout/reward" in row]
+    evaluations = [row for row in rows if row.get("event") == "evaluation"]
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), dpi=150)
+    axes.plot(
+        [row["step"] for row in steps], [row["rollout/reward"] for row in steps],
+        color="#4c72b0", alpha=0.7, marker=".", label="training episodes, mean reward",
+    )  # fmt: skip
+    for number, row in enumerate(evaluations):
+        overall = row["overall"]
+        axes.errorbar(
+            row["step"], overall["mean"],
+            yerr=[[overall["mean"] - overall["low"]], [overall["high"] - overall["mean"]]],
+            fmt="o", capsize=4, color="#c44e52", label=None if number else "held-out success, 95 % interval",
+        )  # fmt: skip
+        axes.annotate(
+            f"{overall['mean']:.2f}", (row["step"], overall["mean"]), textcoords="offset points", xytext=(8, -4)
+        )
+    axes.set(xlabel="update", ylabel="success", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
