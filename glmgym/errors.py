@@ -84,14 +84,15 @@ class TimeoutFailure(BoundaryFailure):
 def boundary(kind: type[BoundaryFailure], doing: str) -> Iterator[None]:
     """Attribute whatever escapes from foreign code to ``kind``; an already attributed failure passes unchanged.
 
-    Only ``Exception`` is attributed: cancellation and interrupts go through.
+    Only ``Exception`` is attributed: cancellation and interrupts go through, and so does a ``ConfigError``, which is the
+    user's to mend before the run goes on.
 
     Raises:
         BoundaryFailure: of class ``kind``, message ``"{doing}: {type}: {text}"``, the original as its cause.
     """
     try:
         yield
-    except BoundaryFailure:
+    except (BoundaryFailure, ConfigError):
         raise
     except Exception as error:  # noqa: BLE001 - this is the boundary
         raise kind(f"{doing}: {type(error).__name__}: {error}") from error

@@ -1,7 +1,8 @@
-"""Numbers with an explicit reduction, so that merging workers or steps is never a guess. Names are ``area/what_unit``."""
+"""Numbers with an explicit reduction, so that merging workers or steps is no guess. Names are ``area/what_unit``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -32,7 +33,8 @@ class Max:
     value: float
 
     def merge(self, other: Max) -> Max:
-        return Max(max(self.value, other.value))
+        # A NaN wins on either side; plain max() would keep it or drop it by the order of the arguments.
+        return self if math.isnan(self.value) or self.value >= other.value else other
 
 
 Metric = Mean | Sum | Max

@@ -6,7 +6,7 @@ Each component keeps its own settings next to itself; this file owns only how th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -42,15 +42,21 @@ def _describe(model: type[BaseModel], problem: Any) -> str:
     key = ".".join(path)
     if problem["type"] == "extra_forbidden":
         return f"unknown key {key!r}{did_you_mean(path[-1], _known_keys(model, path[:-1]))}"
+    if problem["type"] == "missing":
+        return f"missing key {key!r}"
     message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{key or 'settings'} = {problem.get('input')!r}: {message}" if key else message
+    return f"{key} = {problem['input']!r}: {message}" if key else message
 
 
 def _known_keys(model: type[BaseModel], path: list[str]) -> list[str]:
+    """The keys that may stand at ``path``; those of every branch where a union offers several models."""
+    models = [model]
     for part in path:
-        field = model.model_fields.get(part)
-        annotation = field.annotation if field else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            break
-        model = annotation
-    return list(model.model_fields)
+        found = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+        if found:  # else a list index, a mapping's key or the name of a union's branch
+            models = [t for annotation in found for t in (annotation, *get_args(annotation)) if _is_model(t)]
+    return [name for m in models for name in m.model_fields]
+
+
+def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -96,7 +96,7 @@ def tool(function: Callable[..., Awaitable[Any]]) -> Tool:
     """Make a tool of an async function: its name, its docstring up to ``Args:``, and one property per parameter.
 
     Parameter types are ``str``, ``int``, ``float``, ``bool``, ``list[...]``, ``dict``, ``Literal`` and their
-    ``Optional`` forms; an argument with a default may be left out. Two names are special: ``box`` receives the episode's
+    ``Optional`` forms; an argument with a default may be left out. Two names are special: ``box`` gets the episode's
     sandbox, ``self`` the environment when the tool is a method of a ``ToolEnv``.
 
     Raises:

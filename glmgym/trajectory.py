@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from glmgym.errors import BoundaryFailure, CaptureError, GlmgymError
 
 NO_VERSION = -1  # version column of tokens that no policy sampled
+ROUNDING_NATS = 1e-4  # how far a float32 log-softmax may round a certain token above 0
 
 
 class SpanKind(StrEnum):
@@ -37,12 +38,13 @@ class SpanKind(StrEnum):
 class Span:
     """A run of tokens with one author. Lengths agree or construction fails.
 
-    ``logprobs`` are natural-log probabilities of the rollout engine at the moment of sampling; ``versions`` is the policy
-    version that produced each token, since weights may change in the middle of a generation. Both are ``None`` for
-    unsampled kinds. The arrays are made read-only.
+    ``logprobs`` are natural-log probabilities of the rollout engine at the moment of sampling; ``versions`` is the
+    policy version that produced each token, since weights may change in the middle of a generation. Both are ``None``
+    for unsampled kinds. The arrays are made read-only.
 
     Raises:
-        CaptureError: lengths disagree, a log-prob is positive or not a number, a version is negative.
+        CaptureError: lengths disagree, an id or version is no int32, an id is negative, a log-prob is positive or not a
+            number, a version is negative or goes backwards.
     """
 
     kind: SpanKind
@@ -83,7 +85,7 @@ def check_capture(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], v
         )
     if len(token_ids) == 0:
         return
-    if not np.isfinite(logprobs).all() or float(logprobs.max()) > 1e-4:
+    if not np.isfinite(logprobs).all() or float(logprobs.max()) > ROUNDING_NATS:
         raise CaptureError("a sampled token has a log-prob that is positive or not finite")
     if int(versions.min()) < 0 or bool((np.diff(versions) < 0).any()):
         raise CaptureError("policy versions of a sampled run are negative or go backwards")
@@ -154,6 +156,9 @@ class Reward:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and math.isfinite(self.weight)):
             raise ValueError(f"reward {self.name!r} is not finite: value={self.value}, weight={self.weight}")
+        # Scorers return numpy scalars and bools too; the record holds plain numbers.
+        object.__setattr__(self, "value", float(self.value))
+        object.__setattr__(self, "weight", float(self.weight))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +172,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BoundaryFailure) -> Failure:
-        """The record of an attributed exception; the type is that of its root cause."""
+        """The record of an attributed exception; the type is that of the exception it was raised from."""
         cause = error.__cause__ or error
         return cls(error.origin, type(cause).__name__, str(error), error.retryable)
 
@@ -267,7 +272,14 @@ class Trajectory:
 
 
 def _frozen(values: Any, dtype: Any) -> NDArray[Any]:
-    array = np.array(values, dtype=dtype, copy=True).reshape(-1)
+    """A read-only copy; CaptureError when ``values`` is not one-dimensional or does not survive the conversion."""
+    given = np.asarray(values)
+    if given.ndim != 1:
+        raise CaptureError(f"a span's columns have one dimension, got shape {given.shape}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = given.astype(dtype, copy=True)
+    if np.issubdtype(dtype, np.integer) and not np.array_equal(array, given):
+        raise CaptureError(f"token ids and versions are whole numbers of 32 bits, got {given.dtype} values beyond that")
     array.flags.writeable = False
     return array
 

@@ -69,7 +69,7 @@ class Database:
         self.path = path
         self._guard = threading.RLock()
         self._resources = ExitStack()  # closed in reverse: the connection first, then the lock
-        if not path.is_file() and (read_only or not create):
+        if not create and not path.is_file():
             raise StoreError(f"no trajectory store at {path}")
         try:
             with self._sentences():
@@ -92,9 +92,6 @@ class Database:
             StoreError: the file cannot be written; the store is as it was before.
         """
         with self._guard, self._sentences():
-            if self._connection.in_transaction:  # part of a larger change of this thread
-                yield self._connection
-                return
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection

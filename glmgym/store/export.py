@@ -16,7 +16,7 @@ from glmgym.trajectory import Span, Trajectory
 def export(store: TrajectoryStore, path: Path) -> int:
     """Write every stored record to ``path``, one JSON object a line, oldest id first.
 
-    The file appears whole or not at all. Numbers are written so that reading them back as float32 and int32 gives the same bits.
+    The file appears whole or not at all. Numbers read back as float32 and int32 give the same bits.
 
     Returns:
         The number of lines.

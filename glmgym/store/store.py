@@ -1,7 +1,7 @@
 """The trajectory store: every id ever issued, its state, its record, and the law that none is lost or used twice.
 
-Owned here: which moves happen and what a restart makes of what it finds. Methods are synchronous and short, safe from any
-thread; call them through ``asyncio.to_thread``. Each is one transaction: it happens whole or not at all.
+Owned here: which moves happen and what a restart makes of what it finds. Methods are synchronous and short, safe from
+any thread; call them through ``asyncio.to_thread``. Each is one transaction: it happens whole or not at all.
 
 The trainer's order of business, which makes a kill at any point harmless::
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,35 +26,23 @@ from glmgym.store.database import Database
 from glmgym.store.states import ALLOWED, Change, Checkpoint, Counts, Recovered, State, Summary, settle
 from glmgym.trajectory import Trajectory
 
-_SUMMARY = (
-    "n, task_id, env_id, group_id, version, state, reason, step, consumed_version, num_trained,"
-    " family, num_turns, num_tokens, num_sampled, oldest_version, newest_version, reward, failure"
-)
+_COLUMNS = tuple(field.name for field in fields(Summary))[1:]  # the row number stands for the id
 
 
 class TrajectoryStore:
-    """Open with ``open`` (the one writer of a run) or ``read`` (any number, at any time)."""
+    """Made by ``open``; closed by ``close`` or at the end of a ``with``."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @classmethod
-    def open(cls, path: Path | str, *, create: bool = True) -> Self:
-        """The store at ``path``, for this process to write.
+    def open(cls, path: Path | str, *, create: bool = True, read_only: bool = False) -> Self:
+        """The store at ``path``: as its one writer, or ``read_only``, which also works while a run is writing it.
 
         Raises:
-            StoreError: it is missing (with ``create=False``), no store, of a newer version, in use, or unreadable.
+            StoreError: it is missing (and not to be created), no store, of a newer version, in use, or unreadable.
         """
-        return cls(Database(Path(path), create=create, read_only=False))
-
-    @classmethod
-    def read(cls, path: Path | str) -> Self:
-        """The store at ``path``, for looking only; also while a run is writing it.
-
-        Raises:
-            StoreError: it is missing, empty, no store, of a newer version, or unreadable.
-        """
-        return cls(Database(Path(path), create=False, read_only=True))
+        return cls(Database(Path(path), create=create and not read_only, read_only=read_only))
 
     @property
     def path(self) -> Path:
@@ -73,13 +62,7 @@ class TrajectoryStore:
     def issue(self, task_id: str, env_id: str, *, version: int, group_id: str = "") -> str:
         """A new id, greater than every earlier one. ``version`` is the policy version in effect."""
         with self._database.change() as db:
-            row = (task_id, env_id, group_id, version, State.ISSUED)
-            n = db.execute(
-                "INSERT INTO trajectories (task_id, env_id, group_id, version, state) VALUES (?, ?, ?, ?, ?)", row
-            ).lastrowid
-            assert n is not None
-            _set_state(db, n, State.ISSUED, "")
-            return _id(n)
+            return self._issue(db, task_id, env_id, version, group_id)
 
     def start(self, id: str) -> None:
         """issued -> running."""
@@ -87,24 +70,21 @@ class TrajectoryStore:
             self._move(db, id, State.RUNNING)
 
     def finish(self, trajectory: Trajectory) -> None:
-        """running -> ready, or discarded("failed: origin"). Either way the record is stored, in the same transaction."""
-        record = encode(trajectory)
-        failure = trajectory.outcome.failure
+        """running -> ready, or discarded("failed: origin"); the record is stored with it either way."""
         with self._database.change() as db:
-            if failure is None:
-                n = self._move(db, trajectory.id, State.READY)
-            else:
-                n = self._move(db, trajectory.id, State.DISCARDED, reason=f"failed: {failure.origin}")
-            names = db.execute("SELECT task_id, env_id, group_id FROM trajectories WHERE n = ?", (n,)).fetchone()
-            if names != (trajectory.task_id, trajectory.env_id, trajectory.group_id):
-                raise StoreError(f"trajectory {trajectory.id} was issued for {names}, its record names others")
-            columns = summary_columns(trajectory)
-            db.execute(
-                f"UPDATE trajectories SET {', '.join(f'{name} = ?' for name in columns)} WHERE n = ?",
-                (*columns.values(), n),
-            )
-            parts = (record.header, record.spans, record.token_ids, record.logprobs, record.versions, record.digests)
-            db.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", (n, *parts))
+            self._finish(db, trajectory)
+
+    def add(self, trajectory: Trajectory) -> str:
+        """Take in a record made elsewhere, such as an evaluation's, under a new id, which is returned.
+
+        It is issued, started and finished in one transaction.
+        """
+        with self._database.change() as db:
+            version = trajectory.oldest_version
+            id = self._issue(db, trajectory.task_id, trajectory.env_id, version, trajectory.group_id)
+            self._move(db, id, State.RUNNING)
+            self._finish(db, replace(trajectory, id=id))
+        return id
 
     def take(self, n: int, *, oldest_first: bool = True) -> list[Trajectory]:
         """ready -> training: at most ``n``, by the version of their oldest token and then by id."""
@@ -114,14 +94,12 @@ class TrajectoryStore:
                 f"SELECT n FROM trajectories WHERE state = ? ORDER BY oldest_version {order}, n {order} LIMIT ?",
                 (State.READY, n),
             ).fetchall()
-            return self.take_ids([_id(number) for (number,) in rows])
+            return self._take(db, [_id(number) for (number,) in rows])
 
     def take_ids(self, ids: Sequence[str]) -> list[Trajectory]:
         """ready -> training: exactly these, in this order."""
         with self._database.change() as db:
-            for id in ids:
-                self._move(db, id, State.TRAINING, source=State.READY)
-            return [self._decoded(db, id) for id in ids]
+            return self._take(db, ids)
 
     def begin_step(self, ids: Sequence[str], step: int) -> None:
         """Note, before the optimiser runs, which step trains ``ids``; those still ready go to training."""
@@ -209,9 +187,10 @@ class TrajectoryStore:
         """One row per trajectory, oldest id first; tokens are not read."""
         with self._database.read() as db:
             rows = db.execute(
-                f"SELECT {_SUMMARY} FROM trajectories WHERE ? IS NULL OR state = ? ORDER BY n", (state, state)
+                f"SELECT n, {', '.join(_COLUMNS)} FROM trajectories WHERE ? IS NULL OR state = ? ORDER BY n",
+                (state, state),
             ).fetchall()
-        return [_summary(row) for row in rows]
+        return [_summary(*row) for row in rows]
 
     def ready(self) -> list[Summary]:
         """The rows the trainer may take, oldest id first."""
@@ -252,6 +231,35 @@ class TrajectoryStore:
         """What SQLite's own check finds wrong with the file; empty when it is sound."""
         return self._database.damage()
 
+    def _issue(self, db: sqlite3.Connection, task_id: str, env_id: str, version: int, group_id: str) -> str:
+        n = db.execute(
+            "INSERT INTO trajectories (task_id, env_id, group_id, version, state) VALUES (?, ?, ?, ?, ?)",
+            (task_id, env_id, group_id, version, State.ISSUED),
+        ).lastrowid
+        assert n is not None
+        _set_state(db, n, State.ISSUED, "")
+        return _id(n)
+
+    def _finish(self, db: sqlite3.Connection, trajectory: Trajectory) -> None:
+        failure = trajectory.outcome.failure
+        if failure is None:
+            n = self._move(db, trajectory.id, State.READY, source=State.RUNNING)
+        else:
+            n = self._move(db, trajectory.id, State.DISCARDED, reason=f"failed: {failure.origin}", source=State.RUNNING)
+        names = (trajectory.task_id, trajectory.env_id, trajectory.group_id)
+        issued = db.execute("SELECT task_id, env_id, group_id FROM trajectories WHERE n = ?", (n,)).fetchone()
+        if names != issued:
+            raise StoreError(f"trajectory {trajectory.id} was issued for {issued}; its record says {names}")
+        columns = summary_columns(trajectory)
+        assignments = ", ".join(f"{name} = ?" for name in columns)
+        db.execute(f"UPDATE trajectories SET {assignments} WHERE n = ?", (*columns.values(), n))
+        db.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", (n, *astuple(encode(trajectory))))
+
+    def _take(self, db: sqlite3.Connection, ids: Sequence[str]) -> list[Trajectory]:
+        for id in ids:
+            self._move(db, id, State.TRAINING)
+        return [self._decoded(db, id) for id in ids]
+
     def _move(
         self, db: sqlite3.Connection, id: str, to: State, *, source: State | None = None, reason: str = ""
     ) -> int:
@@ -285,9 +293,9 @@ def _id(n: int) -> str:
     return f"t{n:08d}"
 
 
-def _summary(row: tuple[Any, ...]) -> Summary:
-    n, *names, state = row[:6]
-    return Summary(_id(n), *names, State(state), *row[6:])
+def _summary(n: int, *values: Any) -> Summary:
+    columns = dict(zip(_COLUMNS, values, strict=True))
+    return Summary(id=_id(n), **{**columns, "state": State(columns["state"])})
 
 
 def _set_state(db: sqlite3.Connection, n: int, to: State, reason: str) -> None:

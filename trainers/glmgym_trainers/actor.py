@@ -29,8 +29,8 @@ class Parity:
     """Differences of log-probs in nats between trainer and rollout engine, over sampled tokens."""
 
     num_tokens: int
-    mean_abs: float
-    max_abs: float
+    mean: float
+    largest: float
 
 
 class Actor(nn.Module):
@@ -106,11 +106,11 @@ def check_parity(
     Args:
         trainer_logprobs: [N] or [B, T] nats, at the weights the rollout engine had.
         mask: the tokens to compare.
-        bound: largest mean absolute difference allowed, in nats.
+        bound: largest difference allowed for any token, in nats.
         labels: what to call each element in the message; its flat index if not given.
 
     Raises:
-        ParityError: the mean difference is above ``bound`` or not a number; lists the worst tokens.
+        ParityError: a difference is above ``bound`` or not a number; lists the worst tokens.
         ValueError: the mask selects nothing, so there is nothing to compare.
     """
     index = mask.flatten().nonzero().squeeze(1)
@@ -120,7 +120,7 @@ def check_parity(
     theirs = rollout_logprobs.detach().flatten()[index].double()
     gap = (ours - theirs).abs()
     parity = Parity(len(index), float(gap.mean()), float(gap.max()))
-    if parity.mean_abs <= bound:
+    if parity.largest <= bound:
         return parity
     worst = gap.nan_to_num(nan=torch.inf).topk(min(num_worst, len(index))).indices.tolist()
     lines = [
@@ -128,8 +128,8 @@ def check_parity(
         for k, where in zip(worst, index[worst].tolist(), strict=True)
     ]
     raise ParityError(
-        f"rollout engine and trainer differ by {parity.mean_abs:.3g} nats on average over {parity.num_tokens} tokens "
-        f"(at most {bound:.3g} allowed); the worst:\n" + "\n".join(lines)
+        f"rollout engine and trainer differ by up to {parity.largest:.3g} nats (mean {parity.mean:.3g}) over "
+        f"{parity.num_tokens} tokens, at most {bound:.3g} is allowed; the worst:\n" + "\n".join(lines)
     )
 
 

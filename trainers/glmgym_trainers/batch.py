@@ -1,7 +1,7 @@
 """From trajectories and credits to rectangular torch columns. Owned by the trainer; the only place padding exists.
 
-Every column is aligned with the token it is about: column p holds token p, its rollout log-prob, its advantage. A causal
-model predicts token p at position p - 1; that shift is made once, by ``Batch.sampled_at``, and nowhere else.
+Every column is aligned with the token it is about: column p holds token p, its rollout log-prob, its advantage. A
+causal model predicts token p at position p - 1; the actor and the critic make that shift, nobody else does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from glmgym_trainers.credit import Credit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One segment ready for a batch. Without credit its advantages and returns are 0, which is all that scoring needs."""
+    """One segment ready for a batch. Without credit its advantages and returns are 0: enough for scoring."""
 
     trajectory_id: str
     segment_index: int
@@ -37,7 +37,7 @@ class Row:
         """Join a segment with its credit.
 
         Raises:
-            CaptureError: the credit is not for this segment or not for as many tokens; the message names the trajectory.
+            CaptureError: the credit is for another segment or another number of tokens; names the trajectory.
         """
         segment = trajectory.segments[segment_index]
         if credit is None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 from glmgym.errors import ConfigError, GlmgymError
@@ -19,7 +21,7 @@ from glmgym_trainers.learner import Learner
 from glmgym_trainers.policy import Policy, replace_directory, save_policy
 from glmgym_trainers.recipe import Recipe
 
-CONFIG_FILE = "recipe.json"
+CONFIG_FILE = "config.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,11 @@ def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
         ConfigError: it holds a run and ``resume`` is off, it holds none and ``resume`` is on, or the recipes differ.
     """
     written = run / CONFIG_FILE
-    wanted = json.loads(recipe.model_dump_json())
+    wanted = json.loads(recipe.model_dump_json(exclude_none=True))
     if resume:
         if not written.is_file():
             raise ConfigError(f"{run} holds no run to resume; leave --resume out to start one")
-        different = sorted(_differences(json.loads(written.read_text()), wanted))
+        different = sorted(_differences(tomllib.loads(written.read_text()), wanted))
         if different:
             raise ConfigError(f"{run} was started with another recipe: {'; '.join(different)}")
         return
@@ -55,7 +57,7 @@ def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
         raise ConfigError(f"{run} already holds a run; add --resume to go on with it, or give another --out")
     (run / "trajectories").mkdir(parents=True, exist_ok=True)
     (run / "checkpoints").mkdir(exist_ok=True)
-    written.write_text(json.dumps(wanted, indent=2) + "\n")
+    written.write_text(tomli_w.dumps(wanted))
 
 
 def latest(run: Path) -> Checkpoint | None:

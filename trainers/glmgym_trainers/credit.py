@@ -1,4 +1,4 @@
-"""Who gets the reward: advantages and critic targets from rewards and values. Pure numpy in float64, owned by algorithms.
+"""Who gets the reward: advantages and critic targets from rewards and values. Pure numpy in float64.
 
 Arrays are aligned with a segment's tokens: entry p is about token p, and ``values[p]`` is the critic's value of the
 prefix *before* token p, which has seen everything up to token p - 1.

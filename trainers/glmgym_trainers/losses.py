@@ -30,10 +30,10 @@ def dis_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Direct double-sided importance sampling (GLM-5 report, equations 3-5; SAO, equations 1-3).
 
-    A token trains only while ``low < ratio < high`` (open interval), whatever the sign of its advantage; outside it adds
-    neither value nor gradient, yet stays in the denominator. Both forms have the gradient ``-ratio * advantage /
-    num_tokens`` with respect to a trusted token's log-prob. They differ in value only: "detached" multiplies a constant
-    ratio by the log-prob, as the papers write it; "surrogate" lets the ratio carry the gradient.
+    A token trains only while ``low < ratio < high`` (open interval), whatever the sign of its advantage; outside the
+    band it adds neither value nor gradient, yet stays in the denominator. Both forms have the gradient
+    ``-ratio * advantage / num_tokens`` with respect to a trusted token's log-prob and differ in value only: "detached"
+    multiplies a constant ratio by the log-prob, as the papers write it; "surrogate" lets the ratio carry the gradient.
 
     Args:
         logprobs: [...] current policy, carries gradient, nats.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny
 
 from glmgym.engine import SamplingSettings
 from glmgym.errors import ConfigError, UnknownName
@@ -18,6 +18,7 @@ from glmgym.fleet import FleetSettings
 from glmgym.rollout import Budget
 from glmgym.settings import Settings, parse_settings
 from glmgym_trainers.algorithms import ALGORITHMS
+from glmgym_trainers.settings import TrainerSettings
 
 # A wheel carries the recipes inside the package; a checkout has them beside it.
 RECIPES = next(p for p in (Path(__file__).parent / "recipes", Path(__file__).parents[1] / "recipes") if p.is_dir())
@@ -35,30 +36,6 @@ class EnvSettings(Settings):
 
 class SandboxSettings(Settings):
     backend: str = "bubblewrap"
-
-
-class TrainerSettings(Settings):
-    steps: int = 20  # policy updates
-    batch_size: int = 64  # trajectories per update
-    lr: float = 1e-3  # Adam; ours, for models of about a million parameters
-    critic_lr: float = 2e-3
-    betas: tuple[float, float] = (0.9, 0.98)  # slime's public GLM recipes
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    micro_batch_tokens: int = 16384  # padded tokens per forward
-    sync_every: int = 1  # updates between two publications of the weights
-    reset_optimizer: bool = False  # after each publication, as GLM-5 section 4.1 does
-    save_every: int = 1  # updates between checkpoints
-    keep_checkpoints: int = 2
-    max_mismatch: float = 1e-3  # nats; above this the engine and the trainer disagree and training refuses to start
-    threads: int = 1  # torch threads of one operation; engine and trainer run side by side
-
-    @field_validator("steps", "batch_size", "sync_every", "save_every", "keep_checkpoints", "micro_batch_tokens")
-    @classmethod
-    def _at_least_one(cls, value: int) -> int:
-        if value < 1:
-            raise ValueError("must be at least 1")
-        return value
 
 
 class EvalSettings(Settings):

@@ -42,12 +42,12 @@ from glmgym.sandbox import SandboxProvider
 from glmgym.store import TrajectoryStore
 from glmgym.trajectory import Trajectory
 from glmgym_trainers import checkpoint
+from glmgym_trainers.algorithms import build_algorithm
 from glmgym_trainers.engines import TorchEngine
 from glmgym_trainers.learner import Learner
-from glmgym_trainers.parity import check_parity
 from glmgym_trainers.policy import Policy, load_policy
 from glmgym_trainers.recipe import Recipe
-from glmgym_trainers.runlog import RolloutWindow, RunLog
+from glmgym_trainers.runlog import RolloutWindow, RunLog, batch_metrics
 
 R = TypeVar("R")
 
@@ -89,7 +89,8 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
     checkpoint.prepare_directory(directory, recipe, resume=resume)
     latest = checkpoint.latest(directory) if resume else None
     policy = load_policy(latest.policy_dir if latest else recipe.policy.init)
-    learner = Learner(policy.model, recipe.algorithm, recipe.trainer)
+    algorithm = build_algorithm(recipe.algorithm)
+    learner = Learner(policy.model, algorithm, recipe.trainer, temperature=recipe.sampling.temperature)
     if latest is not None:
         learner.load_state(latest.state())
     spec = environment(recipe.env.id)
@@ -97,7 +98,7 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
     try:
         store.recover(step=learner.step_count, version=learner.version)
         engine = TorchEngine(
-            load_policy(policy.directory).model,
+            policy.model,
             max_slots=recipe.policy.max_slots,
             context_length=recipe.policy.context_length,
             version=learner.version,
@@ -147,10 +148,10 @@ async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
         site.spec,
         site.house,
         store,
-        _task_indices(site.spec.tasks.size("train"), recipe.seed, skip=store.counts().issued // learner.group_size),
+        _task_indices(site.spec.tasks.size("train"), recipe.seed, skip=store.counts().issued // learner.algorithm.group_size),
         recipe.fleet,
         batch_size=recipe.trainer.batch_size,
-        group_size=learner.group_size,
+        group_size=learner.algorithm.group_size,
         seed=recipe.seed,
         on_event=on_event,
     )
@@ -161,8 +162,9 @@ async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
             if learner.step_count == 0:
                 await _parity(site, batch)
             ids = [trajectory.id for trajectory in batch]
+            batch_numbers = batch_metrics(batch, site.version)
             await asyncio.to_thread(store.begin_step, ids, learner.step_count + 1)
-            metrics = await asyncio.to_thread(learner.step, batch)
+            report = await asyncio.to_thread(learner.step, batch)
             if learner.version > site.version:
                 tensors = await asyncio.to_thread(learner.weights)
                 site.version = await site.engine.switch(Weights(learner.version, tensors=tensors))
@@ -170,10 +172,11 @@ async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
                     raise GlmgymError(f"published version {learner.version}; the engine acknowledged {site.version}")
             if learner.step_count % recipe.trainer.save_every == 0 or learner.step_count == total:
                 await _save(site)
-            await asyncio.to_thread(store.consume, ids, version=site.version)
+            await asyncio.to_thread(store.consume, ids, version=site.version, trained=report.trained)
             await fleet.freed()
-            extra = {"fleet/live": float(fleet.num_live), "fleet/stale_total": float(fleet.num_stale)}
-            site.on_event(StepFinished(learner.step_count, {**metrics, **window.drain(), **extra}))
+            fleet_numbers = {"fleet/live": float(fleet.num_live), "fleet/stale_total": float(fleet.num_stale)}
+            numbers = {**batch_numbers, **report.metrics, **window.drain(), **fleet_numbers}
+            site.on_event(StepFinished(learner.step_count, numbers))
     except Interrupted:
         if learner.step_count % recipe.trainer.save_every:
             await _save(site)
@@ -202,10 +205,8 @@ async def _evaluate(site: _Site, label: str, stop: asyncio.Event) -> None:
 
 
 async def _parity(site: _Site, batch: list[Trajectory]) -> None:
-    found = await asyncio.to_thread(
-        check_parity, site.learner, batch, version=site.version, bound=site.recipe.trainer.max_mismatch
-    )
-    site.on_event(ParityChecked(found.largest, found.mean, found.tokens))
+    found = await asyncio.to_thread(site.learner.parity, batch, bound=site.recipe.trainer.max_mismatch)
+    site.on_event(ParityChecked(found.max_abs, found.mean_abs, found.num_tokens))
 
 
 async def _save(site: _Site) -> None:

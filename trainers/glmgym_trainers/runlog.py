@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from glmgym.events import EvaluationFinished, Event, ParityChecked, RolloutFinished, StepFinished
@@ -100,6 +101,19 @@ def rollout_metrics(trajectory: Trajectory) -> dict[str, Metric]:
     for name, seconds in trajectory.provenance.timings_s.items():
         out[f"rollout/{name}_s"] = Mean(seconds)
     return out
+
+
+def batch_metrics(batch: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """What an update at ``version`` is about to train on. Success is a total reward of at least 1."""
+    totals = [trajectory.outcome.total() for trajectory in batch]
+    ages = [version - trajectory.oldest_version for trajectory in batch if trajectory.num_sampled]
+    return {
+        "batch/reward": float(np.mean(totals)),
+        "batch/success": float(np.mean([total >= 1.0 for total in totals])),
+        "batch/staleness": float(np.mean(ages)),
+        "batch/staleness_max": float(max(ages)),
+        "batch/truncated": float(np.mean([trajectory.outcome.stop.is_truncated for trajectory in batch])),
+    }
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -52,11 +52,12 @@ def _apply(
 ) -> tuple[Tensor, Tensor]:
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or targets.shape != hidden.shape[:1]:
         raise ValueError(
-            f"want hidden [N, H], weight [V, H], targets [N]; got {[*hidden.shape]}, {[*weight.shape]}, {[*targets.shape]}"
+            f"want hidden [N, H], weight [V, H] and targets [N], "
+            f"got {tuple(hidden.shape)}, {tuple(weight.shape)} and {tuple(targets.shape)}"
         )
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    if targets.numel() and not (0 <= int(targets.min()) and int(targets.max()) < len(weight)):
+    if targets.numel() and not (int(targets.min()) >= 0 and int(targets.max()) < len(weight)):
         raise ValueError(f"a target lies outside the vocabulary of {len(weight)}")
     logprobs, entropy = _BlockedLogprobs.apply(hidden, weight, targets, 1.0 / temperature, block_bytes, with_entropy)
     return logprobs, entropy
@@ -99,7 +100,7 @@ class _BlockedLogprobs(torch.autograd.Function):
         return chosen - log_total, entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, log_total, entropy = ctx.saved_tensors
         scaled = _accumulating(hidden) * ctx.scale

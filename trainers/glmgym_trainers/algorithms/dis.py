@@ -8,20 +8,17 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from glmgym.settings import Settings
 from glmgym.trajectory import Trajectory
 from glmgym_trainers.algorithms.algorithm import Extra, Forward, LossOut
+from glmgym_trainers.algorithms.band import BandSettings, band_loss
 from glmgym_trainers.batch import Batch
 from glmgym_trainers.credit import Credit, fill_group, group_mean_advantage
-from glmgym_trainers.losses import DisForm, dis_loss
 
 
-class DisSettings(Settings):
+class DisSettings(BandSettings):
     """The GLM-5 report gives the form but none of the numbers; the band is SAO's for coding, the rest is ours."""
 
-    low: float = Field(0.2, gt=0, lt=1)  # bound of the ratio itself; SAO section 4.1, coding
-    high: float = Field(4.0, gt=1)  # bound of the ratio itself; SAO section 4.1, coding
-    form: DisForm = "detached"  # not disclosed; the two have the same gradient
+    name: Literal["dis"] = "dis"
     group_size: int = Field(8, ge=1)  # ours
     fill: Literal["repeat", "none"] = "repeat"  # GLM-5 repeats valid attempts in place of failed ones
     baseline: Literal["originals", "filled"] = "originals"  # mean over which list: not disclosed; ours
@@ -31,6 +28,7 @@ class DisSettings(Settings):
 class Dis:
     """Every sampled token of an attempt gets its reward minus the group's mean reward."""
 
+    Settings = DisSettings
     name = "dis"
     uses_critic = False
 
@@ -50,31 +48,19 @@ class Dis:
             return []
         originals = list(dict.fromkeys(members))
         voters = originals if self.settings.baseline == "originals" else members
+        rewards = [group[index].outcome.total() for index in voters]
+        advantage = dict(zip(voters, group_mean_advantage(rewards).tolist(), strict=True))
         trained = members if self.settings.fill == "repeat" else originals
-        reward = {index: group[index].outcome.total() for index in originals}
-        baseline = float(np.mean([reward[index] for index in voters]))
-        return [credit for index in trained for credit in _spread(group[index], reward[index] - baseline)]
+        return [credit for index in trained for credit in _spread(group[index], advantage[index])]
 
     def loss(self, forward: Forward, batch: Batch) -> LossOut:
-        own = self.settings
-        return LossOut(
-            *dis_loss(
-                forward.logprobs,
-                batch.rollout_logprobs,
-                batch.advantages,
-                batch.sampled_mask,
-                low=own.low,
-                high=own.high,
-                num_tokens=batch.num_tokens,
-                form=own.form,
-            )
-        )
+        return band_loss(self.settings, forward, batch)
 
 
 def _spread(trajectory: Trajectory, advantage: float) -> list[Credit]:
     """The same advantage on every sampled token of every segment."""
-    return [
-        Credit(trajectory.id, index, np.where(segment.sampled_mask, advantage, 0.0).astype(np.float32), nothing)
-        for index, segment in enumerate(trajectory.segments)
-        for nothing in [np.zeros(len(segment), np.float32)]
-    ]
+    credits = []
+    for index, segment in enumerate(trajectory.segments):
+        advantages = np.where(segment.sampled_mask, advantage, 0.0).astype(np.float32)
+        credits.append(Credit(trajectory.id, index, advantages, returns=np.zeros_like(advantages)))
+    return credits

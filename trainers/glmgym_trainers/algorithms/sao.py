@@ -6,25 +6,24 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from glmgym.errors import GlmgymError
-from glmgym.settings import Settings
 from glmgym.trajectory import Trajectory
 from glmgym_trainers.algorithms.algorithm import Extra, Forward, LossOut
+from glmgym_trainers.algorithms.band import BandSettings, band_loss
 from glmgym_trainers.batch import Batch
 from glmgym_trainers.credit import Credit, adaptive_lambda, critic_targets, skip_observation_gae, split_by_segment
 from glmgym_trainers.critic import FREEZE
-from glmgym_trainers.losses import DisForm, dis_loss, value_loss
+from glmgym_trainers.losses import value_loss
 
 
-class SaoSettings(Settings):
+class SaoSettings(BandSettings):
     """Published values where there are any (SAO, section 4.1, coding); the others are ours and say so."""
 
-    low: float = Field(0.2, gt=0, lt=1)  # bound of the ratio itself; math: 0.7
-    high: float = Field(4.0, gt=1)  # bound of the ratio itself; math: 6.0
-    form: DisForm = "detached"  # not disclosed; the two have the same gradient
+    name: Literal["sao"] = "sao"
     gamma: float = Field(1.0, ge=0, le=1)  # not disclosed; ours
     alpha: float = Field(1.5, gt=0)  # of the policy's adaptive lambda
     critic_lam: float = Field(1.0, ge=0, le=1)  # lambda of the critic's targets
@@ -42,6 +41,7 @@ class Sao:
     like an observation.
     """
 
+    Settings = SaoSettings
     name = "sao"
     group_size = 1
     uses_critic = True
@@ -61,19 +61,7 @@ class Sao:
         ]
 
     def loss(self, forward: Forward, batch: Batch) -> LossOut:
-        own = self.settings
-        return LossOut(
-            *dis_loss(
-                forward.logprobs,
-                batch.rollout_logprobs,
-                batch.advantages,
-                batch.sampled_mask,
-                low=own.low,
-                high=own.high,
-                num_tokens=batch.num_tokens,
-                form=own.form,
-            )
-        )
+        return band_loss(self.settings, forward, batch)
 
     def critic_loss(self, values: Tensor, batch: Batch) -> LossOut:
         """Mean squared error of ``values`` [B, T] against the batch's returns, which stay fixed over the repeats."""
@@ -96,7 +84,7 @@ class Sao:
         return [Credit(trajectory.id, index, a, r) for index, (a, r) in enumerate(pairs)]
 
 
-def _values(extra: Extra, trajectory: Trajectory, index: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _values(extra: Extra, trajectory: Trajectory, index: int) -> NDArray[np.float32]:
     values = extra.values.get((trajectory.id, index))
     expected = len(trajectory.segments[index]) + 1
     if values is None or len(values) != expected:

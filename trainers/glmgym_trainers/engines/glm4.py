@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from glmgym.errors import ConfigError, EngineFailure
 
@@ -89,22 +89,22 @@ class Glm4Decoder:
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[N, hidden] final states of packed tokens ([N] int64, from any number of sequences)."""
-        x = F.embedding(token_ids, self._embedding)
+        x = embedding(token_ids, self._embedding)
         rotary = self._rotary[positions][:, None]
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         for index, layer in enumerate(self._layers):
             before_attention, after_attention, before_mlp, after_mlp = layer.norms
-            qkv = F.linear(self._rms(x, before_attention), layer.qkv, layer.qkv_bias).unflatten(1, (-1, self.head_dim))
+            qkv = linear(self._rms(x, before_attention), layer.qkv, layer.qkv_bias).unflatten(1, (-1, self.head_dim))
             _rotate(qkv[:, : -self.num_kv_heads], rotary)
             attended = attend(index, *qkv.split(heads, dim=1))
-            x = x + self._rms(F.linear(attended.flatten(1), layer.out), after_attention)
-            gate, up = F.linear(self._rms(x, before_mlp), layer.gate_up).chunk(2, dim=-1)
-            x = x + self._rms(F.linear(F.silu(gate) * up, layer.down), after_mlp)
+            x = x + self._rms(linear(attended.flatten(1), layer.out), after_attention)
+            gate, up = linear(self._rms(x, before_mlp), layer.gate_up).chunk(2, dim=-1)
+            x = x + self._rms(linear(silu(gate) * up, layer.down), after_mlp)
         return self._rms(x, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32."""
-        return F.linear(hidden, self._head)
+        return linear(hidden, self._head)
 
     def score(self, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
         """[T-1] log-probs in nats of ``token_ids[1:]`` ([T] int64), each given everything before it."""
@@ -118,10 +118,10 @@ class Glm4Decoder:
 
     def _attend_causally(self, _layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self._eps)
+        return rms_norm(x, weight.shape, weight, self._eps)
 
     def _adopt_layer(self, state: Mapping[str, Tensor], index: int) -> _Layer:
         prefix = f"model.layers.{index}."

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from glmgym_trainers.engines.glm4 import Attend
 
@@ -61,7 +61,7 @@ class KVCache:
             values[rows, :, positions] = v
             # The query heads that share a key head stand where the query's length would: no key is repeated.
             grouped = q.unflatten(1, (self._kv_heads, -1))
-            out = F.scaled_dot_product_attention(grouped, keys[:, :, :width], values[:, :, :width], attn_mask=visible)
+            out = scaled_dot_product_attention(grouped, keys[:, :, :width], values[:, :, :width], attn_mask=visible)
             return out.flatten(1, 2)
 
         return attend
@@ -78,7 +78,7 @@ class KVCache:
             keys[rows, :, positions] = k
             values[rows, :, positions] = v
             outs = [
-                F.scaled_dot_product_attention(
+                scaled_dot_product_attention(
                     part.transpose(0, 1)[None],
                     keys[None, run.row, :, : run.end],
                     values[None, run.row, :, : run.end],

@@ -89,17 +89,16 @@ class Scheduler:
 
     def submit(self, request: Request) -> None:
         if self._find(request.session) is not None:
-            failure = EngineFailure(f"session {request.session!r} already has a running request")
-            request.future.set_exception(failure)
+            request.future.set_exception(EngineFailure(f"session {request.session!r} already has a running request"))
             return
         self._pending.append(request)
 
     def step(self) -> None:
         """Prefill newly admitted requests, then decode one token for each request that runs."""
         self.stats.steps += 1
-        admitted = self._admit()
-        if admitted:
-            self._first_tokens(admitted)
+        runs = self._admit()
+        if runs:
+            self._first_tokens(runs)
         if self._running:
             self._next_tokens()
 
@@ -108,14 +107,21 @@ class Scheduler:
         if request is not None:
             self._finish(request, Finish.ABORT)
 
+    def cancel(self, request: Request) -> None:
+        """Its waiter has gone: free the slot, whatever state the request is in."""
+        if self._find(request.session) is request:
+            self._finish(request, Finish.ABORT)
+
     def release(self, session: str) -> None:
         self.abort(session)
         self._slots.release(session)
 
     def fail(self, failure: EngineFailure) -> None:
-        """Give ``failure`` to every request and forget all keys: a broken step may have left any of them half written."""
+        """Give ``failure`` to every request and forget all keys: a broken step may have left them half written."""
         for request in (*self._pending, *self._running.values()):
-            request.future.set_exception(failure)
+            error = EngineFailure(str(failure))  # one each: raising writes a traceback into the exception
+            error.__cause__ = failure.__cause__
+            request.future.set_exception(error)
         self._pending.clear()
         for slot in list(self._running):
             self._slots.retire(slot)
@@ -140,20 +146,79 @@ class Scheduler:
     def _find(self, session: str) -> Request | None:
         return next((r for r in (*self._running.values(), *self._pending) if r.session == session), None)
 
-    def _admit(self) -> list[tuple[Slot, Run]]:
-        admitted: list[tuple[Slot, Run]] = []
+    def _admit(self) -> dict[Slot, Run]:
+        runs: dict[Slot, Run] = {}
         num_tokens = 0
         while self._pending and num_tokens < PREFILL_TOKENS:
             request = self._pending[0]
             slot = self._slots.admit(request.session, request.prompt_ids, self.version)
             if slot is None:
                 break
-            self._running[self._pending.popleft() and slot] = request
+            self._running[slot] = self._pending.popleft()
             reused = len(slot.token_ids)
-            run = Run(slot.row, reused, request.prompt_ids[reused:])
-            admitted.append((slot, run))
-            num_tokens += len(run.token_ids)
+            runs[slot] = Run(slot.row, reused, request.prompt_ids[reused:])
+            num_tokens += len(request.prompt_ids) - reused
             self.stats.reused += reused
         self.stats.prefilled += num_tokens
         self.stats.evicted = self._slots.evicted
-        return admitted
+        return runs
+
+    def _first_tokens(self, runs: Mapping[Slot, Run]) -> None:
+        hidden = self._compute(list(runs.values()))
+        for slot, run in runs.items():
+            slot.token_ids.extend(run.token_ids)
+        ends = torch.tensor([len(run.token_ids) for run in runs.values()]).cumsum(0) - 1
+        self._accept([self._running[slot] for slot in runs], hidden[ends])
+
+    def _next_tokens(self) -> None:
+        # Idle rows in between compute a dummy token at the place their next real token will overwrite.
+        rows = self._slots.rows[: self._slots.width]
+        active = [slot for slot in rows if slot.is_active]
+        token_ids = [self._running[slot].token_ids[-1] if slot.is_active else 0 for slot in rows]
+        positions = [len(slot.token_ids) for slot in rows]
+        width = 1 + max(positions[slot.row] for slot in active)
+        positions_t = torch.tensor(positions)
+        hidden = self._decoder.hidden(torch.tensor(token_ids), positions_t, self._cache.decode(positions_t, width))
+        for slot in active:
+            slot.token_ids.append(token_ids[slot.row])
+        if len(active) < len(rows):
+            hidden = hidden[[slot.row for slot in active]]
+        self.stats.decoded += len(active)
+        self._accept([self._running[slot] for slot in active], hidden)
+
+    def _compute(self, runs: Sequence[Run]) -> Tensor:
+        token_ids = torch.tensor([token_id for run in runs for token_id in run.token_ids])
+        return self._decoder.hidden(token_ids, run_positions(runs), self._cache.prefill(runs))
+
+    def _accept(self, requests: Sequence[Request], hidden: Tensor) -> None:
+        """Sample the next token of each request from its last state ([B, hidden])."""
+        temperatures = torch.tensor([request.params.temperature for request in requests])
+        draws = torch.tensor([request.draws[len(request.token_ids)] for request in requests], dtype=torch.float64)
+        token_ids, logprobs = sample(self._decoder.logits(hidden), temperatures, draws)
+        for request, token_id, logprob in zip(requests, token_ids.tolist(), logprobs.tolist(), strict=True):
+            request.token_ids.append(token_id)
+            request.logprobs.append(logprob)
+            request.versions.append(self.version)
+            if token_id in request.params.stop_token_ids:
+                self._finish(request, Finish.STOP)
+            elif len(request.token_ids) == request.max_tokens:
+                self._finish(request, Finish.LENGTH)
+
+    def _finish(self, request: Request, finish: Finish) -> None:
+        slot = next((slot for slot, running in self._running.items() if running is request), None)
+        if slot is None:
+            self._pending.remove(request)
+        else:
+            del self._running[slot]
+            self._slots.retire(slot)
+        request.future.set_result(request.generation(finish))
+
+    def _recompute(self) -> None:
+        """Keys of running requests under the new weights; idle sessions are prefilled again by their next request."""
+        held = {slot: list(slot.token_ids) for slot in self._running}
+        self._slots.forget_all()
+        for slot, token_ids in held.items():
+            self._compute([Run(slot.row, 0, token_ids)])
+            slot.token_ids.extend(token_ids)
+            slot.version = self.version
+            self.stats.recomputed += len(token_ids)

@@ -1,7 +1,7 @@
 """Which session holds which row of the KV cache, what of it may be reused, and who is evicted.
 
-A session keeps its row over turns. Active rows are kept within ``[0, width)``, which is what decode computes; a few idle
-rows in between are tolerated, because moving keys for every finished turn costs more than computing a spare row.
+A session keeps its row over turns. Active rows are kept within ``[0, width)``, which is what decode computes; a few
+idle rows in between are tolerated, because moving keys for every finished turn costs more than computing a spare row.
 """
 
 from __future__ import annotations

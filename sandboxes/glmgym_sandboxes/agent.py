@@ -1,0 +1,606 @@
+"""The agent inside a box: runs commands and moves files for the driver, over frames on stdin and stdout.
+
+One file, standard library only, started by ``python3 -I -S`` as the main process of the box; it also runs compiled.
+It owns every process in the box: each command gets a session of its own, orphans come back to the agent, and a timeout
+kills a command with everything it started. When the driver goes away (end of input) the agent kills all and exits.
+Start-up time is paid once per box, so imports stay few; in particular nothing here imports ``enum``, which ``signal``,
+``selectors``, ``subprocess`` and ``json`` all do.
+
+A frame is ``length u32 | request id u32 | kind u8 | payload``, big endian; a payload is fields, each ``length u32 | bytes``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+RUN, SHELL, CLOSE_SHELL, READ, WRITE, CANCEL = 1, 2, 3, 4, 5, 6  # requests
+HELLO, RESULT, DATA, DONE, BAD_COMMAND, BAD_FILE = 10, 11, 12, 13, 14, 15  # replies
+HEADER_BYTES = 9
+TIMEOUT_EXIT = 124  # what timeout(1) reports
+SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25
+DRAIN_S = 0.1  # how long a finished command's output is awaited when a background child keeps it open
+KILL_S = 2.0  # how long the walk over descendants may take before everything in the box is killed
+SPAWN_FDS = 10  # descriptors below are targets of dup2 in children, so the agent's own start here
+
+# The loop of a persistent shell. Descriptors 3 (go), 4 (answer) and 5 (the command's text, in memory) are closed while a
+# command runs, so neither it nor its children can hold or forge them by accident; the token differs for each command.
+SHELL_LOOP = r"""
+while { IFS= builtin read -r __token <&3 && IFS= builtin read -r -d '' __command <&5; } 2>/dev/null; do
+builtin eval "$__command" </dev/null 3<&- 4>&- 5<&-
+{ builtin printf '%s %d\n' "$__token" "$?" >&4; } 2>/dev/null
+done
+"""
+
+
+def pack(*fields: bytes) -> bytes:
+    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+
+
+def unpack(payload: bytes) -> list[bytes]:
+    """Raises ValueError: a field runs over the end."""
+    fields, at = [], 0
+    while at < len(payload):
+        end = at + 4 + int.from_bytes(payload[at : at + 4], "big")
+        if end > len(payload):
+            raise ValueError("a field runs over the end of its frame")
+        fields.append(payload[at + 4 : end])
+        at = end
+    return fields
+
+
+def frame(request: int, kind: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(4, "big") + request.to_bytes(4, "big") + bytes([kind]) + payload
+
+
+class Capture:
+    """The first and the last ``cap / 2`` bytes of a stream, and how many were dropped between them."""
+
+    def __init__(self, cap: int) -> None:
+        self.head, self.tail, self.total = bytearray(), bytearray(), 0
+        self.head_cap, self.tail_cap = cap - cap // 2, cap // 2
+
+    def feed(self, chunk: bytes) -> None:
+        self.total += len(chunk)
+        room = self.head_cap - len(self.head)
+        self.head += chunk[:room]
+        self.tail += chunk[room:]
+        if len(self.tail) > 4 * self.tail_cap + 65536:  # trimmed rarely, so that each byte is moved O(1) times
+            del self.tail[: len(self.tail) - self.tail_cap]
+
+    def kept(self) -> bytes:
+        return bytes(self.head + self.tail[max(0, len(self.tail) - self.tail_cap) :])
+
+    @property
+    def dropped(self) -> int:
+        return self.total - len(self.kept())
+
+
+class Process:
+    """The number of lines here is the number of things to remember about a child that leads a session."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.exit_code: int | None = None
+
+
+class Command:
+    """One request in progress: its process (its own, or the shell's), its output and its deadline."""
+
+    def __init__(self, request: int, process: Process, outputs: dict[int, Capture], timeout_s: float, born: int) -> None:
+        self.request = request
+        self.process = process
+        self.outputs = outputs  # descriptor -> capture, in the order stdout, stderr
+        self.captures = list(outputs.values())
+        self.open = set(outputs)
+        self.born = born  # clock ticks since boot: whatever started earlier is not this command's
+        self.began = time.monotonic()
+        self.deadline = self.began + timeout_s
+        self.drained_at: float | None = None
+
+
+class Shell:
+    """A persistent bash and the descriptors it is driven by."""
+
+    def __init__(self, process: Process, go: int, answer: int, text: int, output: int) -> None:
+        self.process, self.go, self.answer, self.text, self.output = process, go, answer, text, output
+        self.command: Command | None = None
+        self.token = b""
+        self.heard = b""
+
+
+class Agent:
+    """The event loop. ``cwd`` is where relative paths start and commands run unless told otherwise."""
+
+    def __init__(self, source: int, sink: int, cwd: bytes) -> None:
+        self.source, self.sink, self.cwd = source, sink, cwd
+        self.incoming = bytearray()
+        self.poll = select.poll()
+        self.handlers: dict[int, Callable[[int], None]] = {}
+        self.processes: dict[int, Process] = {}  # session leaders that have not been waited for
+        self.commands: dict[int, Command] = {}
+        self.shells: dict[bytes, Shell] = {}
+        self.shell_cwds: dict[bytes, bytes] = {}
+        self.watch(source, select.POLLIN, self.receive)
+
+    def serve(self) -> None:
+        """Work until end of input."""
+        self.reply(0, HELLO)
+        while True:
+            # Wakes once a second while there are children, since only session leaders announce their end.
+            for fd, _ in self.poll.poll(self.reap_and_expire()):
+                handler = self.handlers.get(fd)
+                if handler is not None:
+                    handler(fd)
+
+    def watch(self, fd: int, mask: int, handler: Callable[[int], None]) -> None:
+        self.handlers[fd] = handler
+        self.poll.register(fd, mask)
+
+    def drop(self, fd: int) -> None:
+        if self.handlers.pop(fd, None) is not None:
+            self.poll.unregister(fd)
+        os.close(fd)
+
+    # --- the protocol
+
+    def receive(self, fd: int) -> None:
+        chunk = os.read(fd, 1 << 20)
+        if not chunk:
+            self.exit()
+        self.incoming += chunk
+        while len(self.incoming) >= HEADER_BYTES:
+            end = HEADER_BYTES + int.from_bytes(self.incoming[:4], "big")
+            if len(self.incoming) < end:
+                break
+            request, kind = int.from_bytes(self.incoming[4:8], "big"), self.incoming[8]
+            fields = unpack(bytes(self.incoming[HEADER_BYTES:end]))
+            del self.incoming[:end]
+            self.handle(request, kind, fields)
+
+    def handle(self, request: int, kind: int, fields: list[bytes]) -> None:
+        try:
+            if kind == RUN:
+                self.run(request, fields)
+            elif kind == SHELL:
+                self.run_in_shell(request, fields)
+            elif kind == CLOSE_SHELL:
+                self.close_shell(fields[0])
+                self.reply(request, DONE)
+            elif kind == READ:
+                path, limit, offset, count = fields
+                self.reply(request, DATA, *read_file(self.absolute(path), int(limit), int(offset), int(count)))
+            elif kind == WRITE:
+                path, mode, offset, data = fields
+                write_file(self.absolute(path), int(mode), int(offset), data)
+                self.reply(request, DONE)
+            elif kind == CANCEL and request in self.commands:
+                self.commands[request].deadline = 0.0
+        except (OSError, ValueError) as error:
+            said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            self.reply(request, BAD_FILE if kind in (READ, WRITE) else BAD_COMMAND, said.encode())
+
+    def reply(self, request: int, kind: int, *fields: bytes) -> None:
+        data = memoryview(frame(request, kind, pack(*fields)))
+        while data:
+            data = data[os.write(self.sink, data) :]
+
+    def absolute(self, path: bytes) -> bytes:
+        return os.path.join(self.cwd, path)
+
+    # --- starting things
+
+    def spawn(
+        self, argv: list[bytes], cwd: bytes, env: dict[bytes, bytes], fds: Iterable[tuple[int, int]]
+    ) -> tuple[Process, int]:
+        """Start a session leader with ``fds`` (from, to). Returns it and its time of birth in ticks since boot.
+
+        Raises:
+            OSError: the working directory or the program does not exist or may not be used.
+        """
+        try:
+            os.chdir(self.absolute(cwd))
+        except OSError as error:
+            raise OSError(error.errno, f"working directory {name(cwd)}: {error.strerror}") from None
+        program = find_program(argv[0], env.get(b"PATH", b"/usr/bin:/bin"))
+        born = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+        actions = [(os.POSIX_SPAWN_DUP2, source, target) for source, target in fds]
+        # Python ignores these two signals, and an ignored signal stays ignored in a child.
+        unignore = [SIGPIPE, SIGXFSZ]
+        try:
+            pid = os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=unignore)
+        except OSError as error:
+            raise OSError(error.errno, f"program {name(argv[0])}: {error.strerror}") from None
+        process = Process(pid)
+        self.processes[pid] = process
+        self.watch(process.pidfd, select.POLLIN, lambda _: None)  # only a wake-up: reap_and_expire does the work
+        prefer_for_oom(pid)
+        return process, born
+
+    def run(self, request: int, fields: list[bytes]) -> None:
+        timeout_s, cap, cwd, stdin, argc = float(fields[0]), int(fields[1]), fields[2], fields[3], int(fields[4])
+        argv, env = fields[5 : 5 + argc], dict(os.environb)
+        env.update(pair.split(b"=", 1) for pair in fields[5 + argc :])  # type: ignore[misc]
+        feed: int | None = None
+        if stdin:
+            source, feed = os.pipe()
+        else:
+            source = os.open("/dev/null", os.O_RDONLY)
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        ours = [out, err] if feed is None else [out, err, feed]
+        try:
+            process, born = self.spawn(argv, cwd, env, [(source, 0), (out_end, 1), (err_end, 2)])
+        except OSError:
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            for fd in (source, out_end, err_end):
+                os.close(fd)
+        command = Command(request, process, {out: Capture(cap), err: Capture(cap)}, timeout_s, born)
+        self.commands[request] = command
+        for fd in (out, err):
+            os.set_blocking(fd, False)
+            self.watch(fd, select.POLLIN, self.collect)
+        if feed is not None:
+            os.set_blocking(feed, False)
+            self.watch(feed, select.POLLOUT, self.feeder(stdin))
+
+    def feeder(self, data: bytes) -> Callable[[int], None]:
+        left = memoryview(data)
+
+        def feed(fd: int) -> None:
+            nonlocal left
+            try:
+                left = left[os.write(fd, left[:65536]) :]
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # the command does not read its input, as it may
+                left = left[:0]
+            if not left:
+                self.drop(fd)
+
+        return feed
+
+    def run_in_shell(self, request: int, fields: list[bytes]) -> None:
+        timeout_s, cap, key, cwd, text = float(fields[0]), int(fields[1]), fields[2], fields[3], fields[4]
+        if b"\0" in text:
+            raise ValueError("a command line cannot hold a NUL byte")
+        shell = self.shells.get(key)
+        if shell is None or shell.process.exit_code is not None:
+            if shell is not None:
+                self.forget_shell(key)
+            env = dict(os.environb)
+            env.update(pair.split(b"=", 1) for pair in fields[5:])  # type: ignore[misc]
+            shell = self.start_shell(key, cwd, env)
+        if shell.command is not None:
+            raise ValueError("the shell is busy with another command")
+        born = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+        shell.command = Command(request, shell.process, {shell.output: Capture(cap)}, timeout_s, born)
+        self.commands[request] = shell.command
+        shell.token, shell.heard = os.urandom(16).hex().encode(), b""
+        os.ftruncate(shell.text, 0)
+        write_all(shell.text, text + b"\0", 0)
+        os.lseek(shell.text, 0, os.SEEK_SET)
+        try:
+            os.write(shell.go, shell.token + b"\n")
+        except BrokenPipeError:  # it ended this instant; the reaper answers with its exit code
+            return
+
+    def start_shell(self, key: bytes, cwd: bytes, env: dict[bytes, bytes]) -> Shell:
+        text = os.memfd_create("command")
+        (go_end, go), (answer, answer_end), (output, output_end) = os.pipe(), os.pipe(), os.pipe()
+        null = os.open("/dev/null", os.O_RDONLY)
+        fds = [(null, 0), (output_end, 1), (output_end, 2), (go_end, 3), (answer_end, 4), (text, 5)]
+        argv = [b"bash", b"--norc", b"--noprofile", b"-c", SHELL_LOOP.encode()]
+        last = self.shell_cwds.get(key, cwd)
+        try:
+            # A shell that replaces one goes on where that one was, if the place still exists.
+            process, _ = self.spawn(argv, last if os.path.isdir(last) else cwd, env, fds)
+        except OSError:
+            for fd in (text, go, answer, output):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (null, go_end, answer_end, output_end):
+                os.close(fd)
+        shell = self.shells[key] = Shell(process, go, answer, text, output)
+        for fd in (output, answer):
+            os.set_blocking(fd, False)
+        self.watch(output, select.POLLIN, self.collect)
+        self.watch(answer, select.POLLIN, lambda fd: self.hear(fd, key))
+        return shell
+
+    # --- what comes back
+
+    def collect(self, fd: int) -> bool:
+        """Read everything there is now. A finished command's background children are read on, into nothing, so that
+        they do not die of a closed pipe. True if there may be more."""
+        command = next((c for c in self.commands.values() if fd in c.outputs), None)
+        for _ in range(64):  # up to 4 MiB, then others get their turn
+            try:
+                chunk = os.read(fd, 65536)
+            except BlockingIOError:
+                return False
+            if not chunk:
+                if command is not None:
+                    command.open.discard(fd)
+                self.handlers.pop(fd, None)
+                self.poll.unregister(fd)
+                if not any(fd == shell.output for shell in self.shells.values()):
+                    os.close(fd)
+                return False
+            if command is not None:
+                command.outputs[fd].feed(chunk)
+        return True
+
+    def hear(self, fd: int, key: bytes) -> None:
+        shell = self.shells[key]
+        chunk = os.read(fd, 4096)
+        if not chunk:
+            self.handlers.pop(fd, None)
+            self.poll.unregister(fd)
+            return
+        shell.heard = (shell.heard + chunk)[-4096:]
+        for line in shell.heard.split(b"\n")[:-1]:
+            token, _, status = line.partition(b" ")
+            if shell.command is not None and token == shell.token and status.isdigit():
+                self.shell_cwds[key] = cwd_of(shell.process.pid)
+                self.finish(shell.command, int(status))
+
+    def reap_and_expire(self) -> int | None:
+        """Wait for dead children, finish or kill what is due. Returns how long the poll may sleep, in ms."""
+        has_children = self.reap()
+        now = time.monotonic()
+        due = now + 1.0 if has_children else None
+        for command in list(self.commands.values()):
+            code = command.process.exit_code
+            if code is not None:
+                if command.drained_at is None:
+                    command.drained_at = now + DRAIN_S
+                    for fd in list(command.open):
+                        self.collect(fd)
+                if not command.open or now >= command.drained_at:
+                    self.finish(command, code)
+                    continue
+                next_due = command.drained_at
+            elif now >= command.deadline:
+                self.expire(command)
+                continue
+            else:
+                next_due = command.deadline
+            due = next_due if due is None else min(due, next_due)
+        return None if due is None else max(0, int((due - time.monotonic()) * 1000) + 1)
+
+    def reap(self) -> bool:
+        """Collect every dead child, orphans included. True if children are left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            process = self.processes.pop(pid, None)
+            if process is not None:
+                code = os.waitstatus_to_exitcode(status)
+                process.exit_code = code if code >= 0 else 128 - code
+                self.drop(process.pidfd)
+
+    def finish(self, command: Command, exit_code: int, *, timed_out: bool = False) -> None:
+        wall_s = time.monotonic() - command.began
+        end = time.monotonic() + DRAIN_S
+        for fd in list(command.open):
+            while fd in command.open and self.collect(fd) and time.monotonic() < end:
+                pass
+        del self.commands[command.request]
+        for shell in self.shells.values():
+            if shell.command is command:
+                shell.command = None
+        kept = [capture.kept() for capture in command.captures]
+        dropped = sum(capture.dropped for capture in command.captures)
+        facts = [str(value).encode() for value in (exit_code, int(timed_out), dropped, f"{wall_s:.6f}")]
+        self.reply(command.request, RESULT, *facts, *kept)
+
+    # --- killing
+
+    def expire(self, command: Command) -> None:
+        for key, shell in self.shells.items():
+            if shell.command is command:
+                self.shell_cwds[key] = cwd_of(shell.process.pid)
+        self.kill(lambda: self.started_by(command))
+        self.finish(command, TIMEOUT_EXIT, timed_out=True)
+
+    def kill(self, targets: Callable[[], list[int]]) -> None:
+        """SIGKILL what ``targets`` finds until it finds nothing; at last everything in the box."""
+        end = time.monotonic() + KILL_S
+        while alive := targets():
+            if time.monotonic() > end and os.getpid() == 1:
+                alive = [-1]
+            for pid in alive:
+                try:
+                    os.kill(pid, SIGKILL)
+                except ProcessLookupError:
+                    continue
+            self.reap()
+            if time.monotonic() > end + KILL_S:
+                return
+            time.sleep(0.001)
+
+    def started_by(self, command: Command) -> list[int]:
+        """The command's process, its descendants, and the orphans born since that belong to no other live command."""
+        processes = proc_table()
+        leader = command.process.pid
+        others = self.processes.keys() - {leader}
+        own = descendants(processes, leader)
+        for pid, (parent, session, _) in processes.items():
+            if parent == os.getpid() and pid not in self.processes and session not in others:
+                own |= descendants(processes, pid)
+        return [pid for pid in own if pid == leader or processes[pid][2] >= command.born]
+
+    def close_shell(self, key: bytes) -> None:
+        shell = self.shells.get(key)
+        if shell is None:
+            return
+        if shell.process.exit_code is None:
+            self.kill(lambda: list(descendants(proc_table(), shell.process.pid)))
+        if shell.command is not None:
+            self.finish(shell.command, 128 + SIGKILL)
+        self.forget_shell(key)
+        self.shell_cwds.pop(key, None)
+
+    def forget_shell(self, key: bytes) -> None:
+        shell = self.shells.pop(key)
+        for fd in (shell.go, shell.answer, shell.text, shell.output):
+            self.drop(fd)
+
+    def exit(self) -> None:
+        """Leave nothing behind. As process 1 the kernel does it; otherwise the walk does."""
+        if os.getpid() != 1:
+            self.kill(lambda: list(descendants(proc_table(), os.getpid()) - {os.getpid()}))
+        os._exit(0)
+
+
+def proc_table() -> dict[int, tuple[int, int, int]]:
+    """pid -> (parent, session, ticks since boot at its start) of every process that is not a zombie."""
+    table = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:  # it ended meanwhile
+                continue
+            if fields[0] not in (b"Z", b"X"):
+                table[int(entry)] = (int(fields[1]), int(fields[3]), int(fields[19]))
+    return table
+
+
+def descendants(table: dict[int, tuple[int, int, int]], root: int) -> set[int]:
+    """``root``, if alive, and everything below it."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _, _) in table.items():
+        children.setdefault(parent, []).append(pid)
+    found, todo = set(), [root]
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += children.get(pid, [])
+    return found & table.keys()
+
+
+def find_program(program: bytes, path: bytes) -> bytes:
+    """Raises FileNotFoundError: no directory of ``path`` has it."""
+    if b"/" in program:
+        return program
+    for directory in path.split(b":"):
+        candidate = os.path.join(directory, program)
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+            return candidate
+    raise FileNotFoundError(2, f"program {name(program)}: not found in {name(path)}")
+
+
+def prefer_for_oom(pid: int) -> None:
+    """When memory runs out a command dies, not the agent."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
+            file.write(b"1000")
+    except OSError:  # it ended already
+        return
+
+
+def cwd_of(pid: int) -> bytes:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd".encode())
+    except OSError:  # it ended already
+        return b""
+
+
+def open_regular(path: bytes, flags: int, mode: int = 0) -> int:
+    """Open without following a final symlink and without waiting for a pipe's other end.
+
+    Raises:
+        OSError: as open(2), or ``path`` is not a regular file.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    except OSError as error:
+        raise OSError(error.errno, "is a symlink" if os.path.islink(path) else error.strerror) from None
+    if os.fstat(fd).st_mode & 0o170000 != 0o100000:
+        os.close(fd)
+        raise OSError(22, "is not a regular file")
+    return fd
+
+
+def read_file(path: bytes, limit: int, offset: int, count: int) -> tuple[bytes]:
+    fd = open_regular(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        if size > limit:
+            raise OSError(27, f"has {size} bytes, more than the {limit} allowed")
+        parts, at = [], offset
+        while at < offset + count and (part := os.pread(fd, offset + count - at, at)):
+            parts.append(part)
+            at += len(part)
+        return (b"".join(parts),)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: bytes, mode: int, offset: int, data: bytes) -> None:
+    """Write at ``offset``; at 0 the file is made anew, with its parent directories."""
+    if offset == 0:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd = open_regular(path, os.O_WRONLY | (os.O_CREAT | os.O_TRUNC if offset == 0 else 0), mode)
+    try:
+        write_all(fd, data, offset)
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes, offset: int) -> None:
+    left = memoryview(data)
+    while left:
+        done = os.pwrite(fd, left, offset)
+        left, offset = left[done:], offset + done
+
+
+def name(value: bytes) -> str:
+    return repr(value.decode("utf-8", "replace"))
+
+
+def harden(max_pids: int, max_data_mb: int) -> None:
+    """Adopt orphans, hide the agent's memory and descriptors from the commands, and set limits (0: none)."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; process 1 is one anyway
+    libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/1/mem and /proc/1/fd become unreadable; exec resets it in children
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if max_pids:
+        resource.setrlimit(resource.RLIMIT_NPROC, (max_pids, max_pids))
+    if max_data_mb:
+        resource.setrlimit(resource.RLIMIT_DATA, (max_data_mb << 20, max_data_mb << 20))
+
+
+def main() -> None:
+    """``agent CWD MAX_PIDS MAX_DATA_MB``."""
+    os.closerange(3, 256)
+    harden(int(sys.argv[2]), int(sys.argv[3]))
+    null = os.open("/dev/null", os.O_RDWR)
+    while null < SPAWN_FDS:  # occupy 3..9, so that no descriptor of ours collides with a dup2 target
+        null = os.dup(null)
+    source, sink = os.dup(0), os.dup(1)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    Agent(source, sink, os.fsencode(sys.argv[1])).serve()
+
+
+if __name__ == "__main__":
+    main()
