@@ -15,6 +15,8 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
 
+from pydantic import Field
+
 from glmgym.env import Task
 from glmgym.errors import ConfigError, GlmgymError
 from glmgym.events import OnEvent, RolloutFinished
@@ -34,10 +36,10 @@ class RolloutStalled(GlmgymError):
 class FleetSettings(Settings):
     """How many attempts run, and how old their tokens may be when they are trained."""
 
-    max_live: int = 48  # attempts running at once
-    max_staleness: int = 4  # versions between a trajectory's oldest token and the update that trains it; ours
-    max_retries: int = 2  # further attempts after a retryable failure
-    stall_s: float = 300.0  # no trajectory finished for this long is an error
+    max_live: int = Field(default=48, ge=1)  # attempts running at once
+    max_staleness: int = Field(default=4, ge=0)  # versions from a trajectory's oldest token to its update; ours
+    max_retries: int = Field(default=2, ge=0)  # further attempts after a retryable failure
+    stall_s: float = Field(default=300.0, gt=0)  # no trajectory finished for this long is an error
 
 
 class Fleet:
@@ -101,7 +103,8 @@ class Fleet:
                 if not self._must_hold(version) and (ids := await self._choose(version)):
                     return await asyncio.to_thread(self._store.take_ids, ids)
                 try:
-                    await asyncio.wait_for(self._changed.wait(), self._settings.stall_s)
+                    async with asyncio.timeout(self._settings.stall_s):
+                        await self._changed.wait()
                 except TimeoutError:
                     running = ", ".join(sorted(self._live)) or "none is running"
                     raise RolloutStalled(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from glmgym.env import Env, Oracle, TaskSet
-from glmgym.errors import ConfigError, EnvFailure, UnknownName, boundary
+from glmgym.errors import BoundaryFailure, ConfigError, EnvFailure, UnknownName, boundary
 from glmgym.sandbox import BoxSpec
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def load_component(group: str, name: str) -> Any:
     """
     entries = {entry.name: entry for entry in entry_points(group=f"glmgym.{group}")}
     if name not in entries:
-        raise UnknownName(group.rstrip("s"), name, entries)
+        raise UnknownName(f"entry of glmgym.{group}", name, entries)
     try:
         return entries[name].load()
     except ImportError as error:
@@ -183,9 +183,9 @@ def _import_file(file: Path) -> None:
     try:
         with boundary(EnvFailure, f"load {file}"):
             module_spec.loader.exec_module(module)
-    except EnvFailure as failure:
+    except (BoundaryFailure, ConfigError) as error:
         del sys.modules[name]
-        cause = failure.__cause__
-        assert cause is not None  # boundary() always keeps it
+        cause = error.__cause__ or error
         lines = [frame.lineno for frame in traceback.extract_tb(cause.__traceback__) if frame.filename == str(file)]
-        raise ConfigError(str(failure) + (f" (line {lines[-1]})" if lines else "")) from cause
+        said = f"load {file}: {error}" if isinstance(error, ConfigError) else str(error)
+        raise ConfigError(said + (f" (line {lines[-1]})" if lines else "")) from cause

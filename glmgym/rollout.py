@@ -1,15 +1,17 @@
 """One trajectory, from an opened box to a frozen record. Owned here: budgets, stop rules, capture of every token.
 
-Stop rules, in the order they are looked at each turn:
+Stop rules, in the order they are looked at each turn; the first that fits names the stop:
 
-1. ``max_turns`` assistant turns were taken             -> MAX_TURNS
-2. the context is full, or the observation won't fit    -> CONTEXT_FULL
-3. ``max_sampled_tokens`` were sampled, or ``wall_s``    -> BUDGET (a running generation is aborted, its ids kept)
-4. the environment says terminated                      -> DONE
-5. anything broke                                       -> FAILED, with the origin; such a trajectory has no reward
+1. ``wall_s`` is over: a running generation is aborted and its ids are kept, a running step is cancelled -> BUDGET
+2. the turn was cut by the end of the context -> CONTEXT_FULL, or by the last of ``max_sampled_tokens`` -> BUDGET
+3. the environment says terminated -> DONE
+4. the environment says truncated, or ``max_turns`` assistant turns were taken -> MAX_TURNS
+5. ``max_sampled_tokens`` were sampled -> BUDGET
+6. the observation does not leave room for one sampled token -> CONTEXT_FULL
 
-Every other stop is graded, with a time budget of its own. Sampled ids are appended exactly as the engine returned them:
-nothing here decodes and encodes a sampled token.
+Each of these is graded, with a time budget of its own. Whatever breaks on the way, grading included, ends as FAILED
+with its origin; such a trajectory has no reward. Sampled ids are appended exactly as the engine returned them: nothing
+here decodes and encodes a sampled token.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
+from pydantic import Field
 
 from glmgym.chat import Chat
 from glmgym.engine import Engine, Finish, GenerateParams, Generation, SamplingSettings
@@ -48,16 +51,22 @@ from glmgym.trajectory import (
 
 R = TypeVar("R")
 
+_GRACE_S = 5.0  # what a cancelled call, or an engine told to abort, gets to come to an end
+
+
+class OutOfTime(TimeoutError):
+    """A call outlived its time budget; its own ``TimeoutError`` is something else."""
+
 
 class Budget(Settings):
     """What one trajectory may spend."""
 
-    max_turns: int | None = None  # assistant turns; None takes the environment's own limit
-    max_turn_tokens: int = 256  # sampled tokens of one turn; a longer turn is cut and the loop goes on
-    max_sampled_tokens: int = 4096  # sampled tokens of the whole trajectory
-    max_context_tokens: int | None = None  # None takes the engine's
-    wall_s: float = 120.0  # the policy's time, from the opening message on
-    score_s: float = 60.0  # grading's own time, starting after the policy's
+    max_turns: int | None = Field(default=None, ge=1)  # assistant turns; None takes the environment's own limit
+    max_turn_tokens: int = Field(default=256, ge=1)  # sampled tokens of one turn; a longer one is cut, and plays on
+    max_sampled_tokens: int = Field(default=4096, ge=1)  # sampled tokens of the whole trajectory
+    max_context_tokens: int | None = Field(default=None, ge=1)  # None takes the engine's
+    wall_s: float = Field(default=120.0, gt=0)  # the policy's time, from the opening message on; a reset has as much
+    score_s: float = Field(default=60.0, gt=0)  # grading's own time, starting after the policy's
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +102,11 @@ async def run_trajectory(job: Job, house: House) -> Trajectory:
     """
     episode = _Episode(job, house)
     try:
-        async with _opened_box(house, job.spec.box) as box:
+        async with _session(house.engine, job.id), _opened_box(house, job.spec.box) as box:
             stop = await episode.interact(box)
             outcome = Outcome(stop, await episode.grade(box))
     except BoundaryFailure as failure:
         outcome = Outcome(Stop.FAILED, failure=Failure.of(failure))
-    finally:
-        await house.engine.release(job.id)
     return episode.freeze(outcome)
 
 
@@ -124,8 +131,8 @@ class _Episode:
         """Reset, then turns until a stop rule fires."""
         budget, engine = self.house.budget, self.house.engine
         self.image_digest = box.image_digest if box is not None else ""
+        self.env, self.opening = await self._reset(box)
         deadline = time.monotonic() + budget.wall_s
-        self.env, self.opening = await self._reset(box, deadline)
         self._append(SpanKind.PROMPT, self.house.chat.opening(self.opening.messages, self.opening.tools))
         limit = min(budget.max_context_tokens or engine.context_length, engine.context_length)
         if len(self.context) >= limit:
@@ -153,27 +160,18 @@ class _Episode:
     async def grade(self, box: Sandbox | None) -> tuple[Reward, ...]:
         """Rewards from the environment's scorer, in boxes that are closed afterwards."""
         assert self.env is not None
-        fresh: list[Sandbox] = []
-        provider, spec = self.house.provider, self.job.spec.box
+        what, started = f"score {self.job.task.id}", time.monotonic()
+        async with AsyncExitStack() as fresh:
 
-        async def open_box() -> Sandbox:
-            if provider is None:
-                raise SandboxFailure("the scorer asked for a box, but this run has no sandbox backend")
-            fresh.append(await provider.open(spec or BoxSpec()))
-            return fresh[-1]
+            async def open_box() -> Sandbox:
+                return await fresh.enter_async_context(_open(self.house, self.job.spec.box or BoxSpec()))
 
-        view = ScoreView(self.job.task, tuple(self.messages), box, open_box)
-        started = time.monotonic()
-        try:
-            with boundary(ScorerFailure, f"score {self.job.task.id}"):
-                async with asyncio.timeout(self.house.budget.score_s):
-                    rewards = tuple(await self.env.score(view))
-        finally:
-            for opened in fresh:
-                await opened.close()
-            self.timings["score"] += time.monotonic() - started
-        if not rewards:
-            raise ScorerFailure(f"score {self.job.task.id}: the environment returned no reward")
+            view = ScoreView(self.job.task, tuple(self.messages), box, open_box)
+            with boundary(ScorerFailure, what):
+                rewards = tuple(await _within(self.env.score(view), self.house.budget.score_s))
+        self.timings["score"] += time.monotonic() - started
+        if not rewards or not all(isinstance(reward, Reward) for reward in rewards):
+            raise ScorerFailure(f"{what}: wanted rewards, the environment returned {rewards!r}")
         return rewards
 
     def freeze(self, outcome: Outcome) -> Trajectory:
@@ -181,7 +179,7 @@ class _Episode:
         if self.spans:
             self.segments.append(Segment(tuple(self.spans), SegmentEnd.END))
             self.spans = []
-        answer = next((m.content for m in reversed(self.messages) if m.role == "assistant" and not m.tool_calls), "")
+        last = next((message for message in reversed(self.messages) if message.role == "assistant"), None)
         return Trajectory(
             id=self.job.id,
             task_id=self.job.task.id,
@@ -192,16 +190,15 @@ class _Episode:
             group_id=self.job.group_id,
             family=self.job.task.family,
             domain=self.job.task.domain,
-            final_answer=answer,
+            final_answer=last.content if last is not None and not last.tool_calls else "",
         )
 
-    async def _reset(self, box: Sandbox | None, deadline: float) -> tuple[Env, Opening]:
+    async def _reset(self, box: Sandbox | None) -> tuple[Env, Opening]:
         started = time.monotonic()
         with boundary(EnvFailure, f"reset {self.job.spec.id} on {self.job.task.id}"):
             env = self.job.spec.make()
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                opening = await env.reset(self.job.task, box)
-        self.messages = list(opening.messages)
+            opening = await _within(env.reset(self.job.task, box), self.house.budget.wall_s)
+            self.messages = list(opening.messages)
         self.timings["reset"] += time.monotonic() - started
         return env, opening
 
@@ -217,13 +214,12 @@ class _Episode:
         with boundary(EngineFailure, f"generate turn {self.num_turns} of {self.job.id}"):
             request = asyncio.ensure_future(engine.generate(self.context, params, session=self.job.id))
             try:
-                done, _ = await asyncio.wait({request}, timeout=max(0.0, deadline - started))
-                if not done:
+                await asyncio.wait({request}, timeout=max(0.0, deadline - started))
+                if not request.done():
                     await engine.abort(self.job.id)
-                generation = await request
-            except asyncio.CancelledError:
+                generation = await _within(request, _GRACE_S)
+            finally:
                 request.cancel()
-                raise
         self.timings["generate"] += time.monotonic() - started
         if len(generation.token_ids):
             self._append(SpanKind.ACTION, generation.token_ids, generation)
@@ -237,26 +233,30 @@ class _Episode:
         reply = self.house.chat.parse(generation.token_ids, self.opening.tools)
         self.messages.append(reply)
         started = time.monotonic()
-        try:
-            with boundary(EnvFailure, f"step {self.num_turns} of {self.job.spec.id} on {self.job.task.id}"):
-                step, in_time = await _within(self.env.step(reply), max(0.0, deadline - started))
-        finally:
-            self.timings["step"] += time.monotonic() - started
-        if not in_time or step is None:
-            return None
-        self.messages.extend(step.observation)
+        with boundary(EnvFailure, f"step {self.num_turns} of {self.job.spec.id} on {self.job.task.id}"):
+            try:
+                step = await _within(self.env.step(reply), max(0.0, deadline - started))
+            except OutOfTime:
+                return None
+            finally:
+                self.timings["step"] += time.monotonic() - started
+            self.messages.extend(step.observation)
+            if not (step.observation or step.terminated or step.truncated):
+                raise EnvFailure(f"step {self.num_turns} of {self.job.spec.id}: neither an observation nor an end")
         return step
 
     def _observe(self, observation: tuple[Message, ...], limit: int) -> bool:
         """Append the observation as a delta, forking the segment where the dialect rewrites history; False if full."""
-        chat = self.house.chat
-        delta = chat.delta(observation, last_id=self.context[-1])
-        if len(self.context) + len(delta) >= limit:
-            return False
+        chat, spans, context = self.house.chat, self.spans, self.context
+        delta = chat.delta(observation, last_id=context[-1])
         if chat.must_fork(observation):
+            spans = list(chat.collapse(spans))
+            context = [int(i) for span in spans for i in span.token_ids]
+        if len(context) + len(delta) >= limit:
+            return False
+        if spans is not self.spans:
             self.segments.append(Segment(tuple(self.spans), SegmentEnd.FORKED))
-            self.spans = list(chat.collapse(self.spans))
-            self.context = [int(i) for span in self.spans for i in span.token_ids]
+            self.spans, self.context = spans, context
         self._append(SpanKind.OBSERVATION, delta)
         return True
 
@@ -290,12 +290,27 @@ class _Episode:
 
 
 @asynccontextmanager
+async def _session(engine: Engine, name: str) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        with boundary(EngineFailure, f"release {name}"):
+            await engine.release(name)
+
+
+@asynccontextmanager
 async def _opened_box(house: House, spec: BoxSpec | None) -> AsyncIterator[Sandbox | None]:
     if spec is None:
         yield None
         return
+    async with _open(house, spec) as box:
+        yield box
+
+
+@asynccontextmanager
+async def _open(house: House, spec: BoxSpec) -> AsyncIterator[Sandbox]:
     if house.provider is None:
-        raise SandboxFailure("this environment needs a box, but the run has no sandbox backend")
+        raise SandboxFailure("a box is needed, but this run has no sandbox backend")
     with boundary(SandboxFailure, f"open a box of {house.provider.name}"):
         box = await house.provider.open(spec)
     try:
@@ -304,19 +319,23 @@ async def _opened_box(house: House, spec: BoxSpec | None) -> AsyncIterator[Sandb
         await box.close()
 
 
-async def _within(work: Awaitable[R], seconds: float) -> tuple[R | None, bool]:
-    """The result and True, or None and False when the time ran out (a TimeoutError of the work itself goes through)."""
+async def _within(work: Awaitable[R], seconds: float) -> R:
+    """The result of ``work``; it runs as a task of its own, so that work which ignores cancellation holds up nobody.
+
+    Raises:
+        OutOfTime: it took longer. It was cancelled, and given a moment to come to an end.
+    """
     task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks a late exception as seen
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
+        if done:
+            return task.result()
         task.cancel()
-        raise
-    if done:
-        return task.result(), True
-    task.cancel()
-    await asyncio.wait({task}, timeout=5.0)
-    return None, False
+        await asyncio.wait({task}, timeout=_GRACE_S)
+    finally:
+        task.cancel()
+    raise OutOfTime(f"no answer within {seconds:g} s")
 
 
 def _turn_seed(seed: int, turn: int) -> int:
@@ -327,9 +346,3 @@ def _turn_seed(seed: int, turn: int) -> int:
 def job_seed(run_seed: int, name: str) -> int:
     """The seed of one attempt, from the run's seed and the attempt's name; the same in every process."""
     return _turn_seed(run_seed, int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "little"))
-
-
-def mean_timings(trajectories: list[Trajectory]) -> Mapping[str, float]:
-    """Mean seconds per phase over trajectories, by name."""
-    names = {name for t in trajectories for name in t.provenance.timings_s}
-    return {n: float(np.mean([t.provenance.timings_s.get(n, 0.0) for t in trajectories])) for n in sorted(names)}

@@ -1,4 +1,4 @@
-"""Offline re-check of everything a run stored: was each record altered, could it have happened, is any lost or used twice.
+"""Offline re-check of what a run stored: was a record altered, could it have happened, is any lost or used twice.
 
 Owned here: which laws a finished record must obey beyond what its dataclasses enforce. Needs no engine and no network;
 only token ids need the run's tokenizer, and are left unchecked, with a note, when there is none.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,12 @@ def verify_run(run: Path) -> VerifyReport:
 
 
 def verify_store(store: TrajectoryStore, vocabulary: Vocabulary | None, *, notes: tuple[str, ...] = ()) -> VerifyReport:
-    """Check an open store: the file, the law, each life story, each record."""
+    """Check an open store, as it is at one moment: the file, the law, each life story, each record."""
+    with store.snapshot():
+        return _verify(store, vocabulary, notes)
+
+
+def _verify(store: TrajectoryStore, vocabulary: Vocabulary | None, notes: tuple[str, ...]) -> VerifyReport:
     problems = [f"the store file is damaged: {line}" for line in store.damage()]
     counts = store.counts()
     if not counts.holds_law():
@@ -102,7 +108,7 @@ def trajectory_problems(trajectory: Trajectory, vocabulary: Vocabulary | None) -
         if segment.spans[0].kind is not SpanKind.PROMPT:
             yield f"{where} starts with {segment.spans[0].kind} tokens instead of a prompt"
         if (segment.ended_by is SegmentEnd.END) != (i == last):
-            yield f"{where} of {last + 1} ended by {segment.ended_by!r}"
+            yield f"{where} of {last + 1} ended by {segment.ended_by}"
         if vocabulary is not None:
             yield from (f"{where}: {text}" for text in _token_problems(segment, vocabulary))
 
@@ -112,7 +118,10 @@ def _token_problems(segment: Segment, vocabulary: Vocabulary) -> Iterator[str]:
     if largest >= vocabulary.size:
         at = int(segment.token_ids.argmax())
         yield f"token id {largest} at position {at} is outside the vocabulary of {vocabulary.size}"
-    for i, (span, after) in enumerate(zip(segment.spans, segment.spans[1:], strict=False)):
+    for i, span in enumerate(segment.spans):
+        if span.kind is SpanKind.ACTION and bool(np.isin(span.token_ids[:-1], list(vocabulary.stops)).any()):
+            yield f"span {i}: the turn goes on after its stop token"
+    for i, (span, after) in enumerate(pairwise(segment.spans)):
         if span.kind is SpanKind.ACTION and after.kind is SpanKind.OBSERVATION:
             yield from (f"span {i}: {text}" for text in _turn_problems(span, after, vocabulary))
 
@@ -123,13 +132,10 @@ def _turn_problems(action: Span, observation: Span, vocabulary: Vocabulary) -> I
     A turn that was cut in the middle of a segment shows itself by this: the observation brings the marker.
     """
     ended, opening = int(action.token_ids[-1]), int(observation.token_ids[0])
-    inside = action.token_ids[:-1]
     if ended not in vocabulary.stops and opening not in vocabulary.roles:
         yield "a turn without a stop token is followed by an observation without a role marker"
     if ended in vocabulary.stops and ended == opening:
         yield f"the role marker {ended} was sampled, and then rendered a second time"
-    if bool(np.isin(inside, list(vocabulary.stops)).any()):
-        yield "a turn goes on after its stop token"
 
 
 def _row_problems(row: Summary, trajectory: Trajectory) -> Iterator[str]:
@@ -151,7 +157,7 @@ def _life_problems(row: Summary, history: list[Change], *, has_record: bool) -> 
         yield f"it is {row.state}, but its history says {' -> '.join(states) or 'nothing'}"
     if states.count(State.CONSUMED) > 1:
         yield f"it was consumed {states.count(State.CONSUMED)} times"
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in pairwise(states):
         lost = before is State.CONSUMED and after is State.DISCARDED
         if after not in ALLOWED[before] and not lost:
             yield f"it went from {before} to {after}"

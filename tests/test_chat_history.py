@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from glmgym_trainers.make_tokenizer import DEFAULT_TEXTS, DEFAULT_WORDS, train_tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from glmgym.chat import Chat, DialectName, Mark, Tokenizer
+from glmgym.chat import Chat, DialectName, Mark, Tokenizer, apply_template
 from glmgym.errors import CaptureError
 from glmgym.messages import Message, ToolCall, ToolSpec, assistant, system, tool_result, user
 from glmgym.trajectory import Segment, SegmentEnd, Span, SpanKind
+from glmgym_trainers.make_tokenizer import DEFAULT_TEXTS, DEFAULT_WORDS, train_tokenizer
 
-RAW = train_tokenizer(DEFAULT_TEXTS, 512, DEFAULT_WORDS)
+RAW = train_tokenizer([*DEFAULT_TEXTS, "\n\n " * 99], 512, DEFAULT_WORDS)  # two line breaks in a row are one token
 TOKENIZER = Tokenizer(RAW)
 TEMPLATES = {name: Path(__file__).parent.joinpath(f"data/chat/{name}.jinja").read_text() for name in ("glm45", "glm47")}
 RUN = ToolSpec("run", "Run a command.", {"type": "object", "properties": {"cmd": {"type": "string"}, "opts": {}}})
@@ -27,12 +28,18 @@ DIALECTS = pytest.mark.parametrize("dialect", ["glm45", "glm47"])
 THINKING = pytest.mark.parametrize("thinking", [True, False])
 
 
+def sampled_span(ids: Sequence[int], num_logprobs: int | None = None) -> Span:
+    n = len(ids)
+    logprobs = np.full(n if num_logprobs is None else num_logprobs, -0.5, np.float32)
+    return Span(SpanKind.ACTION, np.array(ids, np.int32), logprobs, np.zeros(n, np.int32))
+
+
 class Context:
     """What a rollout does with a chat: spans of the open segment, closed segments, every prompt an engine received."""
 
     def __init__(self, chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> None:
         self.chat = chat
-        self.spans = [Span(SpanKind.PROMPT, chat.opening(messages, tools))]
+        self.spans = [Span(SpanKind.PROMPT, np.array(chat.opening(messages, tools), np.int32))]
         self.closed: list[Segment] = []
         self.prompts: list[list[int]] = []
         self.sampled: list[list[int]] = []
@@ -44,14 +51,14 @@ class Context:
     def sample(self, ids: Sequence[int]) -> None:
         self.prompts.append(self.ids)
         self.sampled.append(list(ids))
-        self.spans.append(Span(SpanKind.ACTION, ids, np.full(len(ids), -0.5), np.zeros(len(ids))))
+        self.spans.append(sampled_span(ids))
 
     def observe(self, *messages: Message) -> None:
         last_id = int(self.spans[-1].token_ids[-1])
         if self.chat.must_fork(messages):
             self.closed.append(Segment(tuple(self.spans), SegmentEnd.FORKED))
             self.spans = list(self.chat.collapse(self.spans))
-        self.spans.append(Span(SpanKind.OBSERVATION, self.chat.delta(messages, last_id=last_id)))
+        self.spans.append(Span(SpanKind.OBSERVATION, np.array(self.chat.delta(messages, last_id=last_id), np.int32)))
 
     def segments(self) -> list[Segment]:
         return [*self.closed, Segment(tuple(self.spans))]
@@ -78,7 +85,9 @@ def script(*, thinking: bool) -> list[list[Message]]:
     ]
 
 
-def reference_ids(dialect: str, messages: Sequence[Message], *, thinking: bool, clear: bool, generate: bool) -> list[int]:
+def reference_ids(
+    dialect: str, messages: Sequence[Message], *, thinking: bool, clear: bool, generate: bool
+) -> list[int]:
     judge = PreTrainedTokenizerFast(tokenizer_object=RAW, chat_template=TEMPLATES[dialect])
     ids = judge.apply_chat_template(
         [message.to_openai() for message in messages],
@@ -121,7 +130,28 @@ def test_an_opening_may_hold_earlier_assistant_turns(dialect: DialectName, think
     """Golden: worked examples in an opening lose their reasoning where the template drops it."""
     messages = [message for step in script(thinking=thinking)[:-1] for message in step]
     chat = Chat(TOKENIZER, dialect, thinking=thinking, history="rerender")
-    assert chat.opening(messages, [RUN]) == reference_ids(dialect, messages, thinking=thinking, clear=True, generate=True)
+    assert chat.opening(messages, [RUN]) == reference_ids(
+        dialect, messages, thinking=thinking, clear=True, generate=True
+    )
+
+
+@DIALECTS
+def test_a_demonstration_is_stripped_as_the_template_strips(dialect: DialectName) -> None:
+    """Golden: whitespace around reasoning and content goes, that inside a user's or a tool's text stays."""
+    chat = Chat(TOKENIZER, dialect, thinking=True)
+    opening, reply = [user(" two\n\n")], assistant("\n yes \n", reasoning=" why\n\n")
+    ids = [*chat.opening(opening, [RUN]), *chat.turn(reply)]
+    expected = reference_ids(dialect, [*opening, reply], thinking=True, clear=False, generate=False)
+    assert ids == [*expected, USER]
+
+
+@DIALECTS
+@THINKING
+def test_our_jinja_renders_as_transformers_does(dialect: DialectName, thinking: bool) -> None:
+    messages = [message for step in script(thinking=thinking) for message in step]
+    flags = {"enable_thinking": thinking, "clear_thinking": True, "add_generation_prompt": False}
+    text = apply_template(TEMPLATES[dialect], messages, [RUN], **flags)
+    assert RAW.encode(text).ids == reference_ids(dialect, messages, thinking=thinking, clear=True, generate=False)
 
 
 @DIALECTS
@@ -179,7 +209,7 @@ def test_sampled_ids_stay_and_only_new_text_is_encoded(dialect: DialectName, thi
     assert max(per_turn) <= 40 * len("result 0000 ") + len("\n\n\n\n")
     assert per_turn[63] == per_turn[7]
     ids = context.ids
-    assert sum(a == he and b == llo for a, b in zip(ids, ids[1:], strict=False)) == 64
+    assert sum(a == he and b == llo for a, b in pairwise(ids)) == 64
     assert hello not in ids
 
 
@@ -221,11 +251,14 @@ def test_collapse_cuts_reasoning_and_nothing_else(dialect: DialectName) -> None:
     context.sample([*opens, x, x, end, he, llo, stop])
     context.observe(user("v"))
     context.sample([*opens, x, x, x])  # length ran out
+    context.observe(user("w"))
+    context.sample([*opens, x, stop])  # gave up thinking
     collapsed = chat.collapse(context.spans)
-    assert [span.kind for span in collapsed] == [SpanKind.PROMPT, SpanKind.CARRIED, SpanKind.OBSERVATION, SpanKind.CARRIED]
+    assert [span.kind for span in collapsed[1::2]] == [SpanKind.CARRIED] * 3
     assert collapsed[1].token_ids.tolist() == [*opens, end, he, llo, stop]
     assert collapsed[3].token_ids.tolist() == [*opens, end]
     assert all(span.token_ids[-1] == tokenizer.id_of("<|assistant|>") for span in (collapsed[0], collapsed[2]))
+    assert collapsed[5].token_ids.tolist() == [*opens, end, stop]
     again = chat.collapse(collapsed)
     assert [span.token_ids.tolist() for span in again] == [span.token_ids.tolist() for span in collapsed]
 
@@ -241,7 +274,9 @@ def test_only_reasoning_can_force_a_fork() -> None:
 
 
 @DIALECTS
-@pytest.mark.parametrize(("marker", "message"), [(OBSERVATION, tool_result(ToolCall("c", "run"), "r")), (USER, user("u"))])
+@pytest.mark.parametrize(
+    ("marker", "message"), [(OBSERVATION, tool_result(ToolCall("c", "run"), "r")), (USER, user("u"))]
+)
 @pytest.mark.parametrize("stripped", [False, True])
 def test_a_role_marker_stands_once(dialect: DialectName, marker: int, message: Message, stripped: bool) -> None:
     """T3: sampled as the turn's last token it is trained and not rendered again; stripped, it is inserted unsampled."""
@@ -304,7 +339,7 @@ def test_a_cut_turn_trains_exactly_what_was_sampled(dialect: DialectName, thinki
 def test_one_logprob_too_many_is_refused() -> None:
     """P4: 208 log-probs for 207 tokens."""
     with pytest.raises(CaptureError, match="207 token ids came with 208 log-probs"):
-        Span(SpanKind.ACTION, np.full(207, 5), np.full(208, -1.0), np.zeros(207))
+        sampled_span([5] * 207, num_logprobs=208)
 
 
 def test_an_empty_delta_is_a_mistake() -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint's own chat template, rendered in a sandbox: to compare with and to borrow its tool block, never per turn."""
+"""A checkpoint's own chat template, rendered in a sandbox: to compare with and to borrow its tool block from."""
 
 from __future__ import annotations
 

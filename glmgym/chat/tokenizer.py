@@ -101,7 +101,7 @@ def _pieces(spec: dict[str, Any], special: dict[str, int]) -> tuple[bytes, ...]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE writes a byte as one printable character: itself if printable, else U+0100, U+0101, ... in order."""
+    """Byte-level BPE writes a byte as one character: itself if printable, else U+0100, U+0101, ... in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}

@@ -112,7 +112,7 @@ def check(
     spec = _environment(env)
 
     async def run() -> Any:
-        provider = await load_component("sandboxes", sandbox)() if spec.box is not None else None
+        provider = load_component("sandboxes", sandbox)() if spec.box is not None else None
         try:
             return await run_check(spec, provider, tasks=tasks)
         finally:

@@ -41,7 +41,7 @@ async def run_evaluation(
     provider = None
     try:
         if spec.box is not None:
-            provider = await load_component("sandboxes", backend)()
+            provider = load_component("sandboxes", backend)()
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task(f"{spec.id}", total=tasks * attempts)
             report = await evaluate(

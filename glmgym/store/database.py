@@ -111,6 +111,20 @@ class Database:
         with self._guard, self._sentences():
             yield self._connection
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Every ``read`` of this thread inside sees the file as of one moment, whatever another process writes.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        with self._guard, self._sentences():
+            self._connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._connection.execute("ROLLBACK")
+
     def damage(self) -> list[str]:
         """What SQLite's own check finds wrong with the file; empty when it is sound."""
         with self.read() as db:

@@ -12,9 +12,11 @@ After a kill, ``recover`` compares the steps noted on the rows with that of the 
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import astuple, fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +28,7 @@ from glmgym.store.database import Database
 from glmgym.store.states import ALLOWED, Change, Checkpoint, Counts, Recovered, State, Summary, settle
 from glmgym.trajectory import Trajectory
 
+_ID = re.compile(r"t([0-9]{8,18})")
 _COLUMNS = tuple(field.name for field in fields(Summary))[1:]  # the row number stands for the id
 
 
@@ -227,6 +230,10 @@ class TrajectoryStore:
             ).fetchall()
         return [Change(at, State(state), reason) for at, state, reason in rows]
 
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Inside, this thread sees the store as of one moment, whatever another process writes."""
+        return self._database.snapshot()
+
     def damage(self) -> list[str]:
         """What SQLite's own check finds wrong with the file; empty when it is sound."""
         return self._database.damage()
@@ -271,8 +278,8 @@ class TrajectoryStore:
 
     def _row(self, db: sqlite3.Connection, id: str) -> tuple[int, State, int | None]:
         """The row number, state and step of an id."""
-        digits = id.removeprefix("t")
-        n = int(digits) if digits.isdecimal() else -1
+        match = _ID.fullmatch(id)
+        n = int(match[1]) if match else -1
         row = db.execute("SELECT n, state, step FROM trajectories WHERE n = ?", (n,)).fetchone()
         if row is None or _id(n) != id:
             raise StoreError(f"no trajectory {id!r} in {self.path}")

@@ -6,7 +6,8 @@ kills a command with everything it started. When the driver goes away (end of in
 Start-up time is paid once per box, so imports stay few; in particular nothing here imports ``enum``, which ``signal``,
 ``selectors``, ``subprocess`` and ``json`` all do.
 
-A frame is ``length u32 | request id u32 | kind u8 | payload``, big endian; a payload is fields, each ``length u32 | bytes``.
+A frame is ``length u32 | request id u32 | kind u8 | payload``, big endian; a payload is fields, each a
+``length u32`` and that many bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 
 RUN, SHELL, CLOSE_SHELL, READ, WRITE, CANCEL = 1, 2, 3, 4, 5, 6  # requests
-HELLO, RESULT, DATA, DONE, BAD_COMMAND, BAD_FILE = 10, 11, 12, 13, 14, 15  # replies
+HELLO, RESULT, DATA, DONE, BAD_COMMAND, BAD_FILE, EXHAUSTED = 10, 11, 12, 13, 14, 15, 16  # replies
 HEADER_BYTES = 9
 TIMEOUT_EXIT = 124  # what timeout(1) reports
 SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25
@@ -28,8 +29,8 @@ DRAIN_S = 0.1  # how long a finished command's output is awaited when a backgrou
 KILL_S = 2.0  # how long the walk over descendants may take before everything in the box is killed
 SPAWN_FDS = 10  # descriptors below are targets of dup2 in children, so the agent's own start here
 
-# The loop of a persistent shell. Descriptors 3 (go), 4 (answer) and 5 (the command's text, in memory) are closed while a
-# command runs, so neither it nor its children can hold or forge them by accident; the token differs for each command.
+# The loop of a persistent shell. Descriptors 3 (go), 4 (answer) and 5 (the command's text, in memory) are closed while
+# a command runs, so neither it nor its children can hold or use them by accident; the token differs for each command.
 SHELL_LOOP = r"""
 while { IFS= builtin read -r __token <&3 && IFS= builtin read -r -d '' __command <&5; } 2>/dev/null; do
 builtin eval "$__command" </dev/null 3<&- 4>&- 5<&-
@@ -82,7 +83,7 @@ class Capture:
 
 
 class Process:
-    """The number of lines here is the number of things to remember about a child that leads a session."""
+    """A child that leads a session; ``exit_code`` is set once it has been waited for."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -93,7 +94,9 @@ class Process:
 class Command:
     """One request in progress: its process (its own, or the shell's), its output and its deadline."""
 
-    def __init__(self, request: int, process: Process, outputs: dict[int, Capture], timeout_s: float, born: int) -> None:
+    def __init__(
+        self, request: int, process: Process, outputs: dict[int, Capture], timeout_s: float, born: int
+    ) -> None:
         self.request = request
         self.process = process
         self.outputs = outputs  # descriptor -> capture, in the order stdout, stderr
@@ -122,7 +125,7 @@ class Agent:
         self.source, self.sink, self.cwd = source, sink, cwd
         self.incoming = bytearray()
         self.poll = select.poll()
-        self.handlers: dict[int, Callable[[int], None]] = {}
+        self.handlers: dict[int, Callable[[int], object]] = {}
         self.processes: dict[int, Process] = {}  # session leaders that have not been waited for
         self.commands: dict[int, Command] = {}
         self.shells: dict[bytes, Shell] = {}
@@ -139,13 +142,16 @@ class Agent:
                 if handler is not None:
                     handler(fd)
 
-    def watch(self, fd: int, mask: int, handler: Callable[[int], None]) -> None:
+    def watch(self, fd: int, mask: int, handler: Callable[[int], object]) -> None:
         self.handlers[fd] = handler
         self.poll.register(fd, mask)
 
-    def drop(self, fd: int) -> None:
+    def ignore(self, fd: int) -> None:
         if self.handlers.pop(fd, None) is not None:
             self.poll.unregister(fd)
+
+    def drop(self, fd: int) -> None:
+        self.ignore(fd)
         os.close(fd)
 
     # --- the protocol
@@ -175,7 +181,7 @@ class Agent:
                 self.reply(request, DONE)
             elif kind == READ:
                 path, limit, offset, count = fields
-                self.reply(request, DATA, *read_file(self.absolute(path), int(limit), int(offset), int(count)))
+                self.reply(request, DATA, read_file(self.absolute(path), int(limit), int(offset), int(count)))
             elif kind == WRITE:
                 path, mode, offset, data = fields
                 write_file(self.absolute(path), int(mode), int(offset), data)
@@ -184,7 +190,11 @@ class Agent:
                 self.commands[request].deadline = 0.0
         except (OSError, ValueError) as error:
             said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            self.reply(request, BAD_FILE if kind in (READ, WRITE) else BAD_COMMAND, said.encode())
+            if kind in (READ, WRITE):
+                self.reply(request, BAD_FILE, said.encode())
+            else:
+                full = isinstance(error, OSError) and error.errno in (11, 12)  # EAGAIN, ENOMEM: no room for a process
+                self.reply(request, EXHAUSTED if full else BAD_COMMAND, said.encode())
 
     def reply(self, request: int, kind: int, *fields: bytes) -> None:
         data = memoryview(frame(request, kind, pack(*fields)))
@@ -225,8 +235,7 @@ class Agent:
 
     def run(self, request: int, fields: list[bytes]) -> None:
         timeout_s, cap, cwd, stdin, argc = float(fields[0]), int(fields[1]), fields[2], fields[3], int(fields[4])
-        argv, env = fields[5 : 5 + argc], dict(os.environb)
-        env.update(pair.split(b"=", 1) for pair in fields[5 + argc :])  # type: ignore[misc]
+        argv, env = fields[5 : 5 + argc], environment(fields[5 + argc :])
         feed: int | None = None
         if stdin:
             source, feed = os.pipe()
@@ -272,13 +281,12 @@ class Agent:
         timeout_s, cap, key, cwd, text = float(fields[0]), int(fields[1]), fields[2], fields[3], fields[4]
         if b"\0" in text:
             raise ValueError("a command line cannot hold a NUL byte")
+        self.reap()  # a shell that ended since is replaced, not spoken to
         shell = self.shells.get(key)
-        if shell is None or shell.process.exit_code is not None:
-            if shell is not None:
+        if shell is None or shell.process.exit_code is not None or shell.output not in self.handlers:
+            if shell is not None:  # it ended, or closed its own output for good
                 self.forget_shell(key)
-            env = dict(os.environb)
-            env.update(pair.split(b"=", 1) for pair in fields[5:])  # type: ignore[misc]
-            shell = self.start_shell(key, cwd, env)
+            shell = self.start_shell(key, cwd, environment(fields[5:]))
         if shell.command is not None:
             raise ValueError("the shell is busy with another command")
         born = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
@@ -322,7 +330,7 @@ class Agent:
     def collect(self, fd: int) -> bool:
         """Read everything there is now. A finished command's background children are read on, into nothing, so that
         they do not die of a closed pipe. True if there may be more."""
-        command = next((c for c in self.commands.values() if fd in c.outputs), None)
+        command = next((c for c in self.commands.values() if fd in c.open), None)
         for _ in range(64):  # up to 4 MiB, then others get their turn
             try:
                 chunk = os.read(fd, 65536)
@@ -331,8 +339,7 @@ class Agent:
             if not chunk:
                 if command is not None:
                     command.open.discard(fd)
-                self.handlers.pop(fd, None)
-                self.poll.unregister(fd)
+                self.ignore(fd)
                 if not any(fd == shell.output for shell in self.shells.values()):
                     os.close(fd)
                 return False
@@ -342,10 +349,12 @@ class Agent:
 
     def hear(self, fd: int, key: bytes) -> None:
         shell = self.shells[key]
-        chunk = os.read(fd, 4096)
+        try:
+            chunk = os.read(fd, 4096)
+        except BlockingIOError:  # the number was reused within one round of the poll
+            return
         if not chunk:
-            self.handlers.pop(fd, None)
-            self.poll.unregister(fd)
+            self.ignore(fd)
             return
         shell.heard = (shell.heard + chunk)[-4096:]
         for line in shell.heard.split(b"\n")[:-1]:
@@ -496,6 +505,15 @@ def descendants(table: dict[int, tuple[int, int, int]], root: int) -> set[int]:
     return found & table.keys()
 
 
+def environment(pairs: list[bytes]) -> dict[bytes, bytes]:
+    """The box's environment with ``KEY=VALUE`` pairs put over it."""
+    env = dict(os.environb)
+    for pair in pairs:
+        key, _, value = pair.partition(b"=")
+        env[key] = value
+    return env
+
+
 def find_program(program: bytes, path: bytes) -> bytes:
     """Raises FileNotFoundError: no directory of ``path`` has it."""
     if b"/" in program:
@@ -539,7 +557,7 @@ def open_regular(path: bytes, flags: int, mode: int = 0) -> int:
     return fd
 
 
-def read_file(path: bytes, limit: int, offset: int, count: int) -> tuple[bytes]:
+def read_file(path: bytes, limit: int, offset: int, count: int) -> bytes:
     fd = open_regular(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
@@ -549,7 +567,7 @@ def read_file(path: bytes, limit: int, offset: int, count: int) -> tuple[bytes]:
         while at < offset + count and (part := os.pread(fd, offset + count - at, at)):
             parts.append(part)
             at += len(part)
-        return (b"".join(parts),)
+        return b"".join(parts)
     finally:
         os.close(fd)
 
@@ -581,7 +599,9 @@ def harden(max_pids: int, max_data_mb: int) -> None:
     """Adopt orphans, hide the agent's memory and descriptors from the commands, and set limits (0: none)."""
     libc = ctypes.CDLL(None)
     libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; process 1 is one anyway
-    libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/1/mem and /proc/1/fd become unreadable; exec resets it in children
+    libc.prctl(
+        4, 0, 0, 0, 0
+    )  # PR_SET_DUMPABLE: /proc/1/mem and /proc/1/fd become unreadable; exec resets it in children
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if max_pids:
         resource.setrlimit(resource.RLIMIT_NPROC, (max_pids, max_pids))

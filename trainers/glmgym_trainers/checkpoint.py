@@ -6,7 +6,6 @@ optimisers and the counters.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tomllib
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from glmgym.errors import ConfigError, GlmgymError
 from glmgym_trainers.learner import Learner
 from glmgym_trainers.policy import Policy, replace_directory, save_policy
-from glmgym_trainers.recipe import Recipe
+from glmgym_trainers.recipe import Recipe, dump_recipe
 
 CONFIG_FILE = "config.toml"
 
@@ -45,7 +44,7 @@ def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
         ConfigError: it holds a run and ``resume`` is off, it holds none and ``resume`` is on, or the recipes differ.
     """
     written = run / CONFIG_FILE
-    wanted = json.loads(recipe.model_dump_json(exclude_none=True))
+    wanted = dump_recipe(recipe)
     if resume:
         if not written.is_file():
             raise ConfigError(f"{run} holds no run to resume; leave --resume out to start one")

@@ -41,7 +41,9 @@ class Learner:
     warms up and moves every ``sync_every`` policy updates.
     """
 
-    def __init__(self, model: Any, algorithm: Algorithm, settings: TrainerSettings, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self, model: Any, algorithm: Algorithm, settings: TrainerSettings, *, temperature: float = 1.0
+    ) -> None:
         self.actor = Actor(model).train()
         self.algorithm = algorithm
         self.critic = Critic(model, freeze=algorithm.freeze) if algorithm.uses_critic else None
@@ -102,7 +104,9 @@ class Learner:
                 theirs.append(batch.rollout_logprobs[index, at])
                 labels += [f"{row.trajectory_id} token {p} (id {row.token_ids[p]})" for p in at]
         mine = torch.cat(ours)
-        return check_parity(mine, torch.cat(theirs), torch.ones_like(mine, dtype=torch.bool), bound=bound, labels=labels)
+        return check_parity(
+            mine, torch.cat(theirs), torch.ones_like(mine, dtype=torch.bool), bound=bound, labels=labels
+        )
 
     def weights(self) -> dict[str, Tensor]:
         """A copy of the policy's weights by name, for publication."""

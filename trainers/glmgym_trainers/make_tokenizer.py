@@ -36,7 +36,7 @@ DEFAULT_TEXTS = (
     '{"name": "run", "description": "Run a shell command and return its output.", "parameters": {"type": "object", '
     '"properties": {"cmd": {"type": "string", "description": "The command line."}}, "required": ["cmd"]}}\n</tools>',
     "How many lines of data/notes.txt contain the word error? Answer with a number.",
-    "Find the file under /work/data whose name ends with .log and report its size in bytes.",
+    "Find the file under /srv/data whose name ends with .log and report its size in bytes.",
     "Replace every old value with the new value in config/settings.toml and keep all other lines.",
     "Combine the files part_a.csv and part_b.csv into out/all.csv, sorted by name, without duplicate lines.",
     "The script fix_me.sh prints the wrong total. Repair it so that it prints the sum of the numbers.",
@@ -45,7 +45,7 @@ DEFAULT_TEXTS = (
     "grep -c error data/notes.txt\n",
     "grep -rn name . | head -n 5\n",
     "find . -type f -name '*.log' | xargs wc -c | sort -n | tail -n 1\n",
-    "cat start.txt && sed -i 's/old/new/g' config/settings.toml && ls -la /work\n",
+    "cat start.txt && sed -i 's/old/new/g' config/settings.toml && ls -la /srv\n",
     "awk -F, '{ total += $2 } END { print total }' table.csv > out/result.txt\n",
     "sh: 1: cannot open file: No such file or directory\nexit code 1\n",
     "I should first look at the files, then count the lines, and then give the answer.",

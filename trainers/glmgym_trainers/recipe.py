@@ -36,6 +36,7 @@ class EnvSettings(Settings):
 
 class SandboxSettings(Settings):
     backend: str = "bubblewrap"
+    warm: int = Field(4, ge=0)  # started boxes waiting to be used
 
 
 class EvalSettings(Settings):
@@ -53,6 +54,10 @@ class Recipe(Settings):
     algorithm: SerializeAsAny[Settings]
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)
     eval: EvalSettings = Field(default_factory=EvalSettings)
+
+    @property
+    def algorithm_name(self) -> str:
+        return next(name for name, kind in ALGORITHMS.items() if isinstance(self.algorithm, kind.Settings))
 
 
 def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -73,12 +78,18 @@ def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) 
 
 def parse_recipe(data: Mapping[str, Any], *, where: str) -> Recipe:
     """Strict settings from plain data; see ``load_recipe``."""
-    table = dict(data.get("algorithm", {"name": "sao"}))
-    name = table.pop("name", "sao")
+    table = dict(data.get("algorithm", {}))
+    name = str(table.pop("name", "sao"))
     if name not in ALGORITHMS:
-        raise UnknownName("algorithm", str(name), ALGORITHMS)
-    algorithm = parse_settings(ALGORITHMS[name].Settings, {"name": name, **table}, where=f"{where} [algorithm]")
+        raise UnknownName("algorithm", name, ALGORITHMS)
+    algorithm = parse_settings(ALGORITHMS[name].Settings, table, where=f"{where} [algorithm]")
     return parse_settings(Recipe, {**data, "algorithm": algorithm}, where=where)
+
+
+def dump_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Plain data that ``parse_recipe`` reads back as the same recipe; keys without a value are left out."""
+    data = recipe.model_dump(mode="json", exclude_none=True)
+    return {**data, "algorithm": {"name": recipe.algorithm_name, **data["algorithm"]}}
 
 
 def _find(source: str | Path) -> Path:

@@ -42,7 +42,7 @@ from glmgym.sandbox import SandboxProvider
 from glmgym.store import TrajectoryStore
 from glmgym.trajectory import Trajectory
 from glmgym_trainers import checkpoint
-from glmgym_trainers.algorithms import build_algorithm
+from glmgym_trainers.algorithms import ALGORITHMS
 from glmgym_trainers.engines import TorchEngine
 from glmgym_trainers.learner import Learner
 from glmgym_trainers.policy import Policy, load_policy
@@ -89,7 +89,7 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
     checkpoint.prepare_directory(directory, recipe, resume=resume)
     latest = checkpoint.latest(directory) if resume else None
     policy = load_policy(latest.policy_dir if latest else recipe.policy.init)
-    algorithm = build_algorithm(recipe.algorithm)
+    algorithm = ALGORITHMS[recipe.algorithm_name](recipe.algorithm)
     learner = Learner(policy.model, algorithm, recipe.trainer, temperature=recipe.sampling.temperature)
     if latest is not None:
         learner.load_state(latest.state())
@@ -106,7 +106,7 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
         provider: SandboxProvider | None = None
         try:
             if spec.box is not None:
-                provider = await load_component("sandboxes", recipe.sandbox.backend)()
+                provider = _open_provider(recipe)
             house = House(engine, policy.chat, provider, recipe.rollout, recipe.sampling)
             with RunLog(directory, upto_step=learner.step_count) as log:
                 site = _Site(
@@ -148,7 +148,9 @@ async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
         site.spec,
         site.house,
         store,
-        _task_indices(site.spec.tasks.size("train"), recipe.seed, skip=store.counts().issued // learner.algorithm.group_size),
+        _task_indices(
+            site.spec.tasks.size("train"), recipe.seed, skip=store.counts().issued // learner.algorithm.group_size
+        ),
         recipe.fleet,
         batch_size=recipe.trainer.batch_size,
         group_size=learner.algorithm.group_size,
@@ -229,6 +231,15 @@ async def _unless_stopped(work: Coroutine[Any, Any, R], stop: asyncio.Event) -> 
         for waiting in (task, stopped):
             waiting.cancel()
         await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+def _open_provider(recipe: Recipe) -> SandboxProvider:
+    """The recipe's backend, with room for a grading box beside every attempt's own: fewer could wait for each other."""
+    room = 2 * recipe.fleet.max_live + recipe.sandbox.warm
+    provider: SandboxProvider = load_component("sandboxes", recipe.sandbox.backend)(
+        {"warm": recipe.sandbox.warm, "max_live": room}
+    )
+    return provider
 
 
 @contextmanager

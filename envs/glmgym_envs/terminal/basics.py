@@ -1,4 +1,4 @@
-"""``terminal-basics``: procedural shell tasks that a very small policy can learn, with scripted policies that play them.
+"""``terminal-basics``: procedural shell tasks that a very small policy can learn, and scripted policies for them.
 
 ``oracle`` solves every task; ``noisy_oracle`` makes mistakes that imitation learns as bad habits and reinforcement can
 unlearn. Both read observations from a simulated shell, so that a corpus of demonstrations needs no sandbox.
@@ -7,12 +7,13 @@ unlearn. Both read observations from a simulated shell, so that a corpus of demo
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Generator
+from typing import Any
 
 from glmgym.env import Task
 from glmgym.messages import Message, ToolCall, assistant, tool_result
 from glmgym_envs.terminal.env import Terminal, TerminalData, describe, read_data
-from glmgym_envs.terminal.families import DONE, FAMILIES, RUNAWAY, Family, Play, Slip
+from glmgym_envs.terminal.families import DONE, FAMILIES, RUNAWAY, Family, Play, Slip, Slots
 from glmgym_envs.terminal.simulate import SimulatedShell
 from glmgym_envs.terminal.words import WORDS
 
@@ -65,16 +66,48 @@ def demonstrate(task: Task, rng: random.Random, noise: float) -> list[Message]:
     """
     data = read_data(task)
     shell = SimulatedShell(data.files, data.jobs)
-    slip = Slip(rng, noise, data.files)
+    script = _script(_BY_NAME[task.family].play, data, Slip(rng, noise, data.files))
     messages: list[Message] = []
-    play = _with_habits(_BY_NAME[task.family].play(data.slots, slip), data.answer, slip)
-    turn = next(play)
-    while isinstance(turn, dict):
-        call = ToolCall(f"call_{len(messages) // 2}", "shell", turn)
-        problem = Terminal.shell.problem(turn)
-        text = f"error: {problem}" if problem else describe(shell.run(turn["cmd"]))
-        messages += [assistant("", call), tool_result(call, text)]
-        if len(messages) == 2 * MAX_TURNS:
-            return messages
-        turn = play.send(text)
-    return [*messages, assistant(turn)]
+    observation: str | None = None
+    for turn in range(MAX_TURNS):
+        try:
+            arguments = script.send(observation)
+        except StopIteration as end:
+            return [*messages, assistant(end.value)]
+        call = ToolCall(f"call_{turn}", "shell", arguments)
+        problem = Terminal.shell.problem(arguments)
+        observation = f"error: {problem}" if problem else describe(shell.run(arguments["cmd"]))
+        messages += [assistant("", call), tool_result(call, observation)]
+    return messages
+
+
+def _script(play: Callable[[Slots, Slip], Play], data: TerminalData, slip: Slip) -> Generator[dict[str, str], Any, str]:
+    """A family's play as arguments of the shell tool, with the mistakes that any family may make."""
+    if slip.errs():
+        return _guess(data.answer, slip)
+    moves = play(data.slots, slip)
+    command = next(moves)
+    if slip.errs():
+        yield {"command": command}
+    if slip.errs():
+        yield {"cmd": _useless(slip)}
+    while True:
+        observation = yield {"cmd": command}
+        try:
+            command = moves.send(observation)
+        except StopIteration as end:
+            return str(end.value)
+
+
+def _guess(answer: str, slip: Slip) -> str:
+    """An answer of the right kind, given without looking."""
+    if answer == DONE:
+        return DONE
+    if answer.isdigit():
+        return str(slip.rng.randint(1, 5))
+    return slip.rng.choice(slip.names if answer.endswith(".txt") else WORDS)
+
+
+def _useless(slip: Slip) -> str:
+    forms = ["ls", *(f"{verb} {name}" for verb in ("cat", "sort", "sed -n 1p") for name in slip.names)]
+    return slip.rng.choice(forms)

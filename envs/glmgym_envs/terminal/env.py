@@ -1,7 +1,7 @@
 """``Terminal``: a real shell in a real sandbox, graded by a hidden script in a fresh box.
 
-The policy's box is never trusted to grade itself: only the files a task lists, the final answer and what the trusted side
-saw of the background jobs are carried into a box that the policy never touched.
+The policy's box is never trusted to grade itself: only the files a task lists, the final answer and what the trusted
+side saw of the background jobs are carried into a box it never touched.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import shlex
 from dataclasses import replace
+
+from pydantic import Field
 
 from glmgym.env import Opening, ScoreView, Task
 from glmgym.errors import ConfigError, EnvFailure, ScorerFailure
@@ -19,7 +21,7 @@ from glmgym.toolenv import ToolEnv
 from glmgym.trajectory import Reward
 
 WORK = "/work"
-CHECK = "/check/check.sh"
+CHECK = "/tmp/check/check.sh"  # outside /work, where the collected files go
 MAX_COLLECTED_BYTES = 1024 * 1024  # of one file; a larger one counts as missing
 CHECK_TIMEOUT_S = 30.0
 JOB_SAMPLES_APART_S = 0.2  # a signal takes a moment to arrive, so a job is alive only if it is seen twice
@@ -28,12 +30,16 @@ JOB_SAMPLES_APART_S = 0.2  # a signal takes a moment to arrive, so a job is aliv
 class TerminalData(Settings):
     """``Task.data`` of a terminal task. Paths are relative to ``/work``."""
 
-    files: dict[str, str] = {}  # text by path, written before the policy starts
-    jobs: dict[str, str] = {}  # background shell commands by name; the process id is in NAME.pid
-    collect: list[str] = []  # files carried into the grading box; a missing one is simply not there
+    files: dict[str, str] = Field(default_factory=dict)  # text by path, written before the policy starts
+    jobs: dict[str, str] = Field(
+        default_factory=dict
+    )  # background shell commands by name; the process id is in NAME.pid
+    collect: list[str] = Field(
+        default_factory=list
+    )  # files carried into the grading box; a missing one is simply not there
     check: str  # bash script run in the grading box's /work; exit 0: solved, 1: not solved
     answer: str = ""  # the expected final message; for oracles
-    slots: dict[str, str] = {}  # what the instruction was filled with; for scripted policies
+    slots: dict[str, str] = Field(default_factory=dict)  # what the instruction was filled with; for scripted policies
 
 
 class Terminal(ToolEnv):
@@ -84,14 +90,17 @@ class Terminal(ToolEnv):
         """
         assert view.box is not None
         data = read_data(view.task)
-        files = {CHECK: data.check.encode(), f"{WORK}/answer.txt": view.answer.encode()}
-        if data.jobs:
-            files[f"{WORK}/jobs.txt"] = "".join(f"{n} {s}\n" for n, s in (await self._job_states(view.box)).items()).encode()
+        files: dict[str, bytes] = {}
         for path in data.collect:
             try:
                 files[f"{WORK}/{path}"] = await view.box.read(f"{WORK}/{path}", max_bytes=MAX_COLLECTED_BYTES)
             except BoxFileError:
                 continue  # the policy did not produce it; the script decides what that means
+        if data.jobs:
+            states = await self._job_states(view.box)
+            files[f"{WORK}/jobs.txt"] = "".join(f"{name} {state}\n" for name, state in states.items()).encode()
+        # Last, so that no collected file of the same name stands in for what the trusted side knows.
+        files |= {f"{WORK}/answer.txt": view.answer.encode(), CHECK: data.check.encode()}
         fresh = await view.open_box()
         try:
             for path, content in files.items():

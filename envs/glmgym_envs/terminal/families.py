@@ -1,7 +1,7 @@
 """The families of ``terminal-basics``: one row each, what a task looks like and how a scripted policy plays it.
 
-Only bash, coreutils, grep and sed are needed. Every task has decoys, so that doing the right thing to the wrong file, word
-or line gives a wrong result.
+Only bash, coreutils, grep and sed are needed. Every task has decoys, so that doing the right thing to the wrong file,
+word or line gives a wrong result.
 """
 
 from __future__ import annotations

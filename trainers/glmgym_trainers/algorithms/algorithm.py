@@ -16,6 +16,7 @@ from torch import Tensor
 from glmgym.trajectory import Trajectory
 from glmgym_trainers.batch import Batch
 from glmgym_trainers.credit import Credit
+from glmgym_trainers.losses import value_loss
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,12 +46,15 @@ class LossOut:
 
 
 class Algorithm(Protocol):
-    """Two pure things and a name."""
+    """Two pure things and a name. The rest has defaults, which are those of an algorithm without a critic."""
 
     name: str
     group_size: int  # attempts of one task that get their credit together
-    uses_critic: bool
     max_staleness: int  # versions
+    uses_critic: bool = False
+    critic_updates: int = 0  # per policy update
+    value_warmup: int = 0  # first steps, in which the critic alone learns
+    freeze: tuple[str, ...] = ()  # parts of the names of critic parameters that stay fixed
 
     def credit(self, group: Sequence[Trajectory], extra: Extra) -> list[Credit]:
         """Credit for every segment of the group that should train; none for failed trajectories."""
@@ -59,3 +63,7 @@ class Algorithm(Protocol):
     def loss(self, forward: Forward, batch: Batch) -> LossOut:
         """The policy's loss; ``dis/trusted`` among its sums counts the tokens that carry gradient."""
         ...
+
+    def critic_loss(self, values: Tensor, batch: Batch) -> LossOut:
+        """Mean squared error of ``values`` [B, T] against the batch's returns, which stay fixed over the repeats."""
+        return LossOut(*value_loss(values, batch.returns, batch.sampled_mask, num_tokens=batch.num_tokens))

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from glmgym.trajectory import Trajectory
-from glmgym_trainers.algorithms.algorithm import Extra, Forward, LossOut
+from glmgym_trainers.algorithms.algorithm import Algorithm, Extra, Forward, LossOut
 from glmgym_trainers.algorithms.band import BandSettings, band_loss
 from glmgym_trainers.batch import Batch
 from glmgym_trainers.credit import Credit, fill_group, group_mean_advantage
@@ -25,12 +25,11 @@ class DisSettings(BandSettings):
     max_staleness: int = Field(4, ge=0)  # versions; ours
 
 
-class Dis:
+class Dis(Algorithm):
     """Every sampled token of an attempt gets its reward minus the group's mean reward."""
 
     Settings = DisSettings
     name = "dis"
-    uses_critic = False
 
     def __init__(self, settings: DisSettings) -> None:
         self.settings = settings

@@ -8,16 +8,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from glmgym.errors import GlmgymError
 from glmgym.trajectory import Trajectory
-from glmgym_trainers.algorithms.algorithm import Extra, Forward, LossOut
+from glmgym_trainers.algorithms.algorithm import Algorithm, Extra, Forward, LossOut
 from glmgym_trainers.algorithms.band import BandSettings, band_loss
 from glmgym_trainers.batch import Batch
 from glmgym_trainers.credit import Credit, adaptive_lambda, critic_targets, skip_observation_gae, split_by_segment
 from glmgym_trainers.critic import FREEZE
-from glmgym_trainers.losses import value_loss
 
 
 class SaoSettings(BandSettings):
@@ -34,7 +32,7 @@ class SaoSettings(BandSettings):
     max_staleness: int = Field(4, ge=0)  # versions; ours
 
 
-class Sao:
+class Sao(Algorithm):
     """Skip-Observation GAE with a length-adaptive lambda for the policy, plain returns for the critic.
 
     A trajectory of several segments is one sequence of actions: the change of context between two segments is bridged
@@ -49,6 +47,9 @@ class Sao:
     def __init__(self, settings: SaoSettings) -> None:
         self.settings = settings
         self.max_staleness = settings.max_staleness
+        self.critic_updates = settings.critic_updates
+        self.value_warmup = settings.value_warmup
+        self.freeze = settings.freeze
 
     def credit(self, group: Sequence[Trajectory], extra: Extra) -> list[Credit]:
         """Advantages and critic targets of every segment of every trajectory that has a reward and an action.
@@ -62,10 +63,6 @@ class Sao:
 
     def loss(self, forward: Forward, batch: Batch) -> LossOut:
         return band_loss(self.settings, forward, batch)
-
-    def critic_loss(self, values: Tensor, batch: Batch) -> LossOut:
-        """Mean squared error of ``values`` [B, T] against the batch's returns, which stay fixed over the repeats."""
-        return LossOut(*value_loss(values, batch.returns, batch.sampled_mask, num_tokens=batch.num_tokens))
 
     def _of(self, trajectory: Trajectory, extra: Extra) -> list[Credit]:
         own, outcome, segments = self.settings, trajectory.outcome, trajectory.segments

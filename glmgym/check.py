@@ -1,0 +1,192 @@
+"""Proof that an environment is sound before anything is trained on it.
+
+The oracle scores 1, doing nothing scores 0, each twice; a reset shows the same messages and the same files every time.
+Episodes here are played on messages, without tokens or an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from glmgym.env import Env, Opening, ScoreView, Split, Task
+from glmgym.errors import BoundaryFailure, ConfigError, EnvFailure, ScorerFailure, boundary
+from glmgym.messages import Message, assistant
+from glmgym.registry import EnvSpec
+from glmgym.sandbox import BoxSpec, Sandbox, SandboxProvider
+from glmgym.trajectory import Reward
+
+_LOOK_AHEAD = 64  # tasks looked through for different families
+_TOLERANCE = 1e-6
+_NOTHING: tuple[tuple[str, tuple[Message, ...]], ...] = (
+    ("ending at once", ()),
+    ("an empty answer", (assistant(""),)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What one scripted episode showed. ``files`` maps a path to a digest, as they were after reset."""
+
+    opening: Opening
+    messages: tuple[Message, ...]
+    rewards: tuple[Reward, ...]
+    files: dict[str, str]
+
+    @property
+    def total(self) -> float:
+        return sum(reward.weight * reward.value for reward in self.rewards)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """``problems`` are sentences; the environment is sound when there are none."""
+
+    env_id: str
+    task_ids: tuple[str, ...]
+    episodes: int
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+async def check(spec: EnvSpec, provider: SandboxProvider | None, *, tasks: int = 3) -> CheckReport:
+    """Play the oracle and the do-nothing policies on a few tasks of each split.
+
+    Args:
+        provider: opens the boxes; may be ``None`` for environments registered without one.
+        tasks: how many tasks of each split, of as many different families as the first few dozen offer.
+
+    Raises:
+        ConfigError: the environment needs a box and there is no provider, or ``tasks`` is below 1.
+    """
+    if tasks < 1:
+        raise ConfigError(f"check needs at least 1 task, got tasks={tasks}")
+    if spec.box is not None and provider is None:
+        raise ConfigError(f"{spec.id} needs a sandbox: give check() a provider")
+    problems: list[str] = []
+    if spec.oracle is None:
+        problems.append(f"{spec.id} has no oracle, so nothing shows that its tasks can be solved; register one")
+    picked: list[Task] = []
+    for split in ("train", "heldout"):
+        chosen = _pick(spec, split, tasks)
+        if not chosen:
+            problems.append(f"{spec.id} has no {split} tasks")
+        picked += [spec.tasks.task(split, index) for index in chosen]
+        repeats = [spec.tasks.task(split, index) for index in chosen]
+        problems += [
+            f"{one.id}: asking for the same task twice gives two different tasks; draw only from the given generator"
+            for one, two in zip(picked[len(picked) - len(chosen) :], repeats, strict=True)
+            if one != two
+        ]
+    episodes = 0
+    for task in picked:
+        played, found = await _check_task(spec, task, provider)
+        episodes += played
+        problems += found
+    return CheckReport(spec.id, tuple(task.id for task in picked), episodes, tuple(problems))
+
+
+async def play(
+    spec: EnvSpec, task: Task, replies: Sequence[Message], provider: SandboxProvider | None, *, list_files: bool = False
+) -> Episode:
+    """One episode of fixed assistant turns, graded; replies after the end are not played.
+
+    Raises:
+        BoundaryFailure: the environment, its scorer or the sandbox broke.
+    """
+    boxes: list[Sandbox] = []
+
+    async def open_box() -> Sandbox:
+        if provider is None:
+            raise ConfigError(f"{spec.id} asks for a box, but none can be opened")
+        boxes.append(await provider.open(spec.box or BoxSpec()))
+        return boxes[-1]
+
+    try:
+        box = await open_box() if spec.box is not None else None
+        env: Env = spec.make()
+        with boundary(EnvFailure, "reset"):
+            opening = await env.reset(task, box)
+        files = await _digest_files(box, spec, opening) if box is not None and list_files else {}
+        messages = list(opening.messages)
+        for reply in replies:
+            messages.append(reply)
+            with boundary(EnvFailure, "step"):
+                step = await env.step(reply)
+            messages += step.observation
+            if step.terminated or step.truncated:
+                break
+        with boundary(ScorerFailure, "score"):
+            rewards = await env.score(ScoreView(task, tuple(messages), box, open_box))
+        return Episode(opening, tuple(messages), rewards, files)
+    finally:
+        for opened in boxes:
+            await opened.close()
+
+
+async def _check_task(spec: EnvSpec, task: Task, provider: SandboxProvider | None) -> tuple[int, list[str]]:
+    problems: list[str] = []
+    seen: list[Episode] = []
+    try:
+        for name, replies, expected in _scripts(spec, task):
+            if len(replies) > spec.max_turns:
+                problems.append(f"{task.id}: {name} takes {len(replies)} turns, more than max_turns={spec.max_turns}")
+            pair = [await play(spec, task, replies, provider, list_files=True) for _ in range(2)]
+            seen += pair
+            first, second = (episode.total for episode in pair)
+            if abs(first - second) > _TOLERANCE:
+                problems.append(f"{task.id}: {name} scored {first:g}, then {second:g} for the same turns")
+            elif abs(first - expected) > _TOLERANCE:
+                problems.append(f"{task.id}: {name} scored {first:g}, not {expected:g}")
+    except BoundaryFailure as failure:
+        problems.append(f"{task.id}: an episode broke ({failure.origin}): {failure}")
+    except ConfigError as error:
+        problems.append(f"{task.id}: {error}")
+    return len(seen), problems + _reset_differences(task, seen)
+
+
+def _scripts(spec: EnvSpec, task: Task) -> list[tuple[str, Sequence[Message], float]]:
+    """Who plays, the assistant turns, and the score they must get."""
+    scripts: list[tuple[str, Sequence[Message], float]] = []
+    if spec.oracle is not None:
+        with boundary(EnvFailure, "oracle"):
+            scripts.append(("the oracle", spec.oracle(task), 1.0))
+    return scripts + [(f"doing nothing ({name})", replies, 0.0) for name, replies in _NOTHING]
+
+
+def _reset_differences(task: Task, episodes: Sequence[Episode]) -> list[str]:
+    if not episodes:
+        return []
+    first = episodes[0]
+    problems: list[str] = []
+    if any(episode.opening != first.opening for episode in episodes):
+        problems.append(f"{task.id}: reset does not show the same messages and tools every time")
+    changed = {path for episode in episodes for path, _ in episode.files.items() ^ first.files.items()}
+    if changed:
+        problems.append(f"{task.id}: reset does not leave the same files every time: {', '.join(sorted(changed)[:5])}")
+    return problems
+
+
+async def _digest_files(box: Sandbox, spec: EnvSpec, opening: Opening) -> dict[str, str]:
+    """Digests of the regular files in the box's working directory; those of volatile files are left blank."""
+    assert spec.box is not None
+    # Sorted, so that the part of a long listing that is kept is the same part every time.
+    find = 'find "$0" -type f -exec sha256sum {} + | sort -k 2'
+    listing = await box.run(["bash", "-c", find, spec.box.cwd])
+    if listing.exit_code != 0:
+        raise EnvFailure(f"the files after reset cannot be listed: {listing.text.strip()}")
+    digests = {path: digest for digest, _, path in (line.partition("  ") for line in listing.text.splitlines())}
+    return {path: "" if path in opening.volatile else digest for path, digest in digests.items()}
+
+
+def _pick(spec: EnvSpec, split: Split, count: int) -> list[int]:
+    """Indices of up to ``count`` tasks, one of each new family first."""
+    indices = range(min(spec.tasks.size(split), max(count, _LOOK_AHEAD)))
+    families: dict[str, int] = {}
+    for index in indices:
+        families.setdefault(spec.tasks.task(split, index).family, index)
+    firsts = list(families.values())
+    return (firsts + [index for index in indices if index not in firsts])[:count]

@@ -1,0 +1,198 @@
+"""Makes the quick start's warm-start checkpoint: ``python scripts/warm_start.py OUT``.
+
+A small GLM-4 model imitates scripted demonstrations of ``terminal-basics``: first clean ones, from which it learns to read,
+to copy and to call a tool; then noisy ones, whose mistakes become its habits. Reinforcement in real sandboxes later
+unlearns those. Seeds are fixed: the same machine and libraries give the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from glmgym_envs.terminal import WORDS, demonstrate
+from glmgym_envs.terminal.env import Terminal
+from glmgym_trainers.make_tokenizer import train_tokenizer
+from glmgym_trainers.policy import Speech, save_policy
+from torch.nn import functional
+from transformers import Glm4Config, Glm4ForCausalLM
+
+from glmgym.chat import Chat, load_tokenizer
+from glmgym.env import Task
+from glmgym.messages import Message, system, user
+from glmgym.registry import environment
+
+logger = logging.getLogger("warm_start")
+
+SUITE = "terminal-basics-v0"
+SEED = 20_26
+FIRST_TASK = 50_000  # the quick start's training draws from the whole split; imitation sees its upper half only
+SPEECH = Speech(dialect="glm47", thinking=False)
+COMMANDS = ("cat", "grep", "sed", "sort", "mv", "kill", "bash", "head", "tail", "txt", "pid", "shell", "cmd", "done")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    steps: int
+    noise: float  # probability of each possible mistake of a demonstration
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path, help="checkpoint directory to write")
+    parser.add_argument("--clean-steps", type=int, default=1500)
+    parser.add_argument("--noisy-steps", type=int, default=300)
+    parser.add_argument("--noise", type=float, default=0.12)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--vocab", type=int, default=640)
+    parser.add_argument("--init", type=Path, default=None)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(SEED)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(_texts(), arguments.vocab, [*WORDS, *COMMANDS])
+    tokenizer.save(str(arguments.out / "tokenizer.json"))
+    chat = Chat(load_tokenizer(arguments.out), SPEECH.dialect, thinking=SPEECH.thinking)
+    model = Glm4ForCausalLM(
+        Glm4Config(
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=arguments.hidden,
+            intermediate_size=2 * arguments.hidden,
+            num_hidden_layers=arguments.layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=arguments.hidden // 4,
+            max_position_embeddings=1024,
+            partial_rotary_factor=0.5,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+    )
+    initialise(model)
+    if arguments.init:
+        model = Glm4ForCausalLM.from_pretrained(arguments.init, dtype=torch.float32)
+    logger.info("%d parameters, %d ids", sum(p.numel() for p in model.parameters()), chat.tokenizer.vocab_size)
+    phases = (Phase(arguments.clean_steps, 0.0), Phase(arguments.noisy_steps, arguments.noise))
+    imitate(model, chat, phases, batch_size=arguments.batch_size, lr=arguments.lr)
+    save_policy(arguments.out, model, SPEECH, arguments.out)
+
+
+@torch.no_grad()
+def initialise(model: Glm4ForCausalLM) -> None:
+    """Start weights at which a token's identity survives to the last layer, so that copying is learned early.
+
+    GLM-4 normalises what a block adds to the residual stream; with the library's embeddings of deviation 0.02 that
+    drowns the token. Embeddings of deviation 1, quieter blocks, and a final norm that keeps the first logits small.
+    """
+    width = model.config.hidden_size
+    for name, parameter in model.named_parameters():
+        if name.endswith("embed_tokens.weight"):
+            parameter.normal_(std=1.0)
+        elif name.endswith(("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight")):
+            parameter.fill_(0.3)
+        elif name == "model.norm.weight":
+            parameter.fill_(width**-0.5)
+        elif parameter.dim() == 2:
+            parameter.normal_(std=parameter.shape[1] ** -0.5)
+
+
+def imitate(model: Glm4ForCausalLM, chat: Chat, phases: tuple[Phase, ...], *, batch_size: int, lr: float) -> None:
+    """Minimise the cross-entropy of the sampled tokens of fresh demonstrations."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+    total = sum(phase.steps for phase in phases)
+    noises = [phase.noise for phase in phases for _ in range(phase.steps)]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 50) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / total)))
+    )
+    demos = demonstrations(chat, noises, batch_size)
+    started, recent = time.monotonic(), []
+    model.train()
+    for step, batch in enumerate(demos, start=1):
+        loss = _loss(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        recent.append(loss.item())
+        if step % 50 == 0:
+            tokens = sum(len(ids) for ids, _ in batch)
+            logger.info(
+                "step %d  loss %.4f  %.1f s  %d tokens", step, np.mean(recent), time.monotonic() - started, tokens
+            )
+            recent = []
+
+
+def demonstrations(chat: Chat, noises: list[float], batch_size: int) -> Iterator[list[tuple[list[int], list[bool]]]]:
+    """One batch per noise level: ids and which of them the policy would sample."""
+    tasks = environment(SUITE).tasks
+    index = FIRST_TASK
+    for noise in noises:
+        batch = []
+        for _ in range(batch_size):
+            task = tasks.task("train", index)
+            index = FIRST_TASK + (index + 1 - FIRST_TASK) % (tasks.size("train") - FIRST_TASK)
+            batch.append(encode(chat, task, demonstrate(task, random.Random(f"{SEED}/{index}/{noise}"), noise)))
+        yield batch
+
+
+def encode(chat: Chat, task: Task, messages: list[Message]) -> tuple[list[int], list[bool]]:
+    """The ids of a demonstrated episode, as the rollout would build them."""
+    ids = chat.opening([system(Terminal.system), user(task.instruction)], [Terminal.shell.spec])
+    sampled = [False] * len(ids)
+    for message in messages:
+        if message.role == "assistant":
+            new = chat.turn(message)
+        else:
+            new = chat.delta([message], last_id=ids[-1])
+        ids += new
+        sampled += [message.role == "assistant"] * len(new)
+    return ids, sampled
+
+
+def _loss(model: Glm4ForCausalLM, batch: list[tuple[list[int], list[bool]]]) -> torch.Tensor:
+    """Mean cross-entropy of the sampled tokens. The prefix that all rows share is computed once for all of them."""
+    shared = min(next(i for i, column in enumerate(zip(*(ids for ids, _ in batch))) if len(set(column)) > 1), 256)
+    width = max(len(ids) for ids, _ in batch) - shared
+    ids = torch.zeros((len(batch), width), dtype=torch.long)
+    mask = torch.zeros((len(batch), width), dtype=torch.bool)
+    for row, (tokens, sampled) in enumerate(batch):
+        ids[row, : len(tokens) - shared] = torch.tensor(tokens[shared:])
+        mask[row, : len(tokens) - shared] = torch.tensor(sampled[shared:])
+    cache = model.model(input_ids=torch.tensor([batch[0][0][:shared]]), use_cache=True).past_key_values
+    cache.batch_repeat_interleave(len(batch))
+    hidden = model.model(input_ids=ids, cache=cache, use_cache=True).last_hidden_state
+    rows, columns = mask.nonzero(as_tuple=True)
+    return functional.cross_entropy(model.lm_head(hidden[rows, columns - 1]), ids[rows, columns])
+
+
+def _texts() -> list[str]:
+    """What the tokenizer is trained on: prompts, commands and observations of some demonstrations."""
+    tasks = environment(SUITE).tasks
+    spec = json.dumps(Terminal.shell.spec.to_openai()["function"], ensure_ascii=False)
+    texts = []
+    for index in range(FIRST_TASK, FIRST_TASK + 400):
+        task = tasks.task("train", index)
+        texts += ["# Tools\n<tools>\n" + spec + "\n</tools>", Terminal.system, task.instruction]
+        for message in demonstrate(task, random.Random(index), 0.1):
+            texts += [message.content, *(text for call in message.tool_calls for text in call.arguments.values())]
+    return texts
+
+
+if __name__ == "__main__":
+    main()
