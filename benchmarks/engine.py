@@ -4,11 +4,11 @@
 
 Three loads, each measured several times in alternation with its rival; the medians count:
 
-ragged      64 requests of 8-128 new tokens, most of them short. ``generate`` samples static batches of 32, each of which
-            runs to its longest member; only asked-for tokens count. The engine has 32 slots too.
-equal       64 requests of 64 new tokens: nothing to win by scheduling.
-sessions    32 conversations of 6 turns. The rival releases each session before the next turn, so its whole context is
-            prefilled again.
+ragged    64 requests of 8-128 new tokens, most of them short. ``generate`` samples static batches of 32, each of which
+          runs to its longest member; only asked-for tokens count. The engine has 32 slots too.
+equal     64 requests of 64 new tokens: nothing to win by scheduling.
+sessions  32 conversations of 6 turns. The rival releases each session before the next turn, so its whole context is
+          prefilled again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 import torch
-from report import report
+from report import Direction, report
 from transformers import Glm4Config, Glm4ForCausalLM
 
 from glmgym.engine import GenerateParams
@@ -30,7 +30,7 @@ from glmgym_trainers.engines import TorchEngine
 
 VOCABULARY, PROMPT, BATCH, REPEATS = 1024, 64, 32, 3
 TURNS, ANSWER, OBSERVATION = 6, 16, 48
-TARGETS: dict[str, tuple[float, str]] = {"ragged_ratio": (2.0, "min"), "equal_ratio": (0.95, "min")}
+TARGETS: dict[str, tuple[float, Direction]] = {"ragged_ratio": (2.0, "min"), "equal_ratio": (0.95, "min")}
 
 
 def make_model() -> Glm4ForCausalLM:

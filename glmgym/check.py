@@ -51,6 +51,12 @@ class CheckReport:
     def ok(self) -> bool:
         return not self.problems
 
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        found = f"{len(self.problems)} problems" if self.problems else "sound"
+        return f"{found}: {self.episodes} episodes on {len(self.task_ids)} tasks"
+
 
 async def check(spec: EnvSpec, provider: SandboxProvider | None, *, tasks: int = 3) -> CheckReport:
     """Play the oracle and the do-nothing policies on a few tasks of each split.

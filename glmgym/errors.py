@@ -1,8 +1,8 @@
 """Everything that can go wrong, drawn as one tree, and the one place where foreign exceptions are attributed.
 
 Two families. A ``ConfigError`` (and its kin) is a mistake of the person at the keyboard: it stops the command with a
-sentence. A ``BoundaryFailure`` is something that broke while a trajectory ran: it becomes a ``Failure`` record and never
-a reward. Both sit under ``GlmgymError``.
+sentence. A ``BoundaryFailure`` is something that broke while a trajectory ran: it becomes a ``Failure`` record and
+never a reward. Both sit under ``GlmgymError``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StoreError(GlmgymError):
 
 
 class BoundaryFailure(GlmgymError):
-    """Something broke while a trajectory ran. Subclasses name the origin; ``retryable`` says if a second try may help."""
+    """Something broke while a trajectory ran. Subclasses name the origin; ``retryable``: a second try may help."""
 
     origin = "env"
     retryable = False
@@ -84,8 +84,8 @@ class TimeoutFailure(BoundaryFailure):
 def boundary(kind: type[BoundaryFailure], doing: str) -> Iterator[None]:
     """Attribute whatever escapes from foreign code to ``kind``; an already attributed failure passes unchanged.
 
-    Only ``Exception`` is attributed: cancellation and interrupts go through, and so does a ``ConfigError``, which is the
-    user's to mend before the run goes on.
+    Only ``Exception`` is attributed: cancellation and interrupts go through, and so does a ``ConfigError``, which is
+    the user's to mend before the run goes on.
 
     Raises:
         BoundaryFailure: of class ``kind``, message ``"{doing}: {type}: {text}"``, the original as its cause.
@@ -94,7 +94,7 @@ def boundary(kind: type[BoundaryFailure], doing: str) -> Iterator[None]:
         yield
     except (BoundaryFailure, ConfigError):
         raise
-    except Exception as error:  # noqa: BLE001 - this is the boundary
+    except Exception as error:  # this is the boundary
         raise kind(f"{doing}: {type(error).__name__}: {error}") from error
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from glmgym.env import Split
+from glmgym.errors import ConfigError
 from glmgym.registry import EnvSpec
 from glmgym.rollout import House, Job, job_seed, run_trajectory
 from glmgym.trajectory import Trajectory
@@ -85,8 +86,11 @@ async def evaluate(
     """Play ``attempts`` episodes on each of the first ``num_tasks`` tasks of a split.
 
     Raises:
-        Exception: a programming mistake; failures at boundaries are counted in the report instead.
+        ConfigError: the split has fewer tasks.
+        ExceptionGroup: a programming mistake; failures at boundaries are counted in the report instead.
     """
+    if num_tasks > spec.tasks.size(split):
+        raise ConfigError(f"{spec.id} has {spec.tasks.size(split)} {split} tasks; {num_tasks} were asked for")
     slots = asyncio.Semaphore(max_live)
 
     async def play(index: int, attempt: int) -> Trajectory:
@@ -121,8 +125,8 @@ def report(trajectories: Sequence[Trajectory], env_id: str, split: Split, attemp
 def estimate(trajectories: Sequence[Trajectory]) -> Estimate:
     """Mean total reward with a 95 % interval.
 
-    One attempt per task with rewards 0 and 1 gets Wilson's interval; otherwise tasks are the independent units and the
-    interval is normal over task means.
+    Tasks are the independent units. Where each was always or never solved the interval is Wilson's, which stays honest
+    at 0 and 1; otherwise it is normal over task means.
     """
     by_task: dict[str, list[float]] = {}
     for trajectory in trajectories:
@@ -132,7 +136,7 @@ def estimate(trajectories: Sequence[Trajectory]) -> Estimate:
     if n == 0:
         return Estimate(math.nan, math.nan, math.nan, 0, 0)
     mean = float(means.mean())
-    if count == n and set(means.tolist()) <= {0.0, 1.0}:
+    if set(means.tolist()) <= {0.0, 1.0}:
         return Estimate(mean, *wilson(mean, n), count, n)
     half = Z95 * float(means.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
     return Estimate(mean, mean - half, mean + half, count, n)

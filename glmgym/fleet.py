@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 from pydantic import Field
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutStalled(GlmgymError):
-    """No trajectory finished for too long; the message names those still running."""
+    """No attempt succeeded for too long; the message names those still running and the latest failure."""
 
 
 class FleetSettings(Settings):
@@ -39,7 +39,7 @@ class FleetSettings(Settings):
     max_live: int = Field(default=48, ge=1)  # attempts running at once
     max_staleness: int = Field(default=4, ge=0)  # versions from a trajectory's oldest token to its update; ours
     max_retries: int = Field(default=2, ge=0)  # further attempts after a retryable failure
-    stall_s: float = Field(default=300.0, gt=0)  # no trajectory finished for this long is an error
+    stall_s: float = Field(default=300.0, gt=0)  # no attempt succeeded for this long is an error
 
 
 class Fleet:
@@ -77,11 +77,13 @@ class Fleet:
         self._crash: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_retrying = 0  # failed attempts whose slot is kept for their successor
+        self._succeeded_at = 0.0  # on the loop's clock: the latest attempt without a failure
+        self._last_failure = ""
         self.num_stale = 0
 
     def start(self) -> None:
         """Begin issuing attempts."""
-        self._spawn(self._issue_attempts())
+        self._spawn(self._issue_attempts)
 
     @property
     def num_live(self) -> int:
@@ -93,9 +95,10 @@ class Fleet:
         Trajectories go from ready to training; those older than ``max_staleness`` are discarded and counted.
 
         Raises:
-            RolloutStalled: nothing finished for ``stall_s`` seconds.
+            RolloutStalled: no attempt succeeded for ``stall_s`` seconds of waiting.
             Exception: whatever stopped the fleet.
         """
+        called_at = asyncio.get_running_loop().time()
         async with self._changed:
             while True:
                 if self._crash is not None:
@@ -103,13 +106,10 @@ class Fleet:
                 if not self._must_hold(version) and (ids := await self._choose(version)):
                     return await asyncio.to_thread(self._store.take_ids, ids)
                 try:
-                    async with asyncio.timeout(self._settings.stall_s):
+                    async with asyncio.timeout_at(max(called_at, self._succeeded_at) + self._settings.stall_s):
                         await self._changed.wait()
                 except TimeoutError:
-                    running = ", ".join(sorted(self._live)) or "none is running"
-                    raise RolloutStalled(
-                        f"no trajectory finished for {self._settings.stall_s:g} s; running: {running}"
-                    ) from None
+                    raise RolloutStalled(self._stalled()) from None
 
     async def freed(self) -> None:
         """Trajectories were consumed or dropped: slots may be free."""
@@ -121,6 +121,11 @@ class Fleet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _stalled(self) -> str:
+        running = ", ".join(sorted(self._live)) or "none"
+        failure = f"; latest failure: {self._last_failure}" if self._last_failure else ""
+        return f"no attempt succeeded for {self._settings.stall_s:g} s; running: {running}{failure}"
 
     def _must_hold(self, version: int) -> bool:
         """True while an attempt is running that the coming update would make too old."""
@@ -150,7 +155,7 @@ class Fleet:
                 if self._group_size > 1 and member == 0:
                     group_id = job.id
                     self._open_groups[group_id] = self._group_size
-                self._spawn(self._attempt(job, group_id, self._settings.max_retries))
+                self._spawn(self._attempt, job, group_id)
 
     async def _free_slot(self) -> None:
         async with self._changed:
@@ -168,38 +173,47 @@ class Fleet:
         self._live[name] = version
         return Job(name, task, self._spec, job_seed(self._seed, name), group_id)
 
-    async def _attempt(self, job: Job, group_id: str, retries: int) -> None:
-        await asyncio.to_thread(self._store.start, job.id)
-        trajectory = await run_trajectory(job, self._house)
-        failure = trajectory.outcome.failure
-        again = failure is not None and failure.retryable and retries > 0
-        self._num_retrying += again
-        await asyncio.to_thread(self._store.finish, trajectory)
-        del self._live[job.id]
-        if failure is not None:
-            logger.warning("rollout %s: %s failure: %s", job.id, failure.origin, failure.message)
-        self._on_event(RolloutFinished(trajectory, self._house.engine.version))
-        if again:
-            successor = await self._issue(job.task, group_id)
+    async def _attempt(self, job: Job, group_id: str) -> None:
+        """An attempt and, while it fails in a way that a retry may help, its successors in the same slot."""
+        for retries_left in reversed(range(self._settings.max_retries + 1)):
+            await asyncio.to_thread(self._store.start, job.id)
+            trajectory = await run_trajectory(job, self._house)
+            failure = trajectory.outcome.failure
+            again = failure is not None and failure.retryable and retries_left > 0
+            self._num_retrying += again  # before its row is discarded: the slot is never free in between
+            await asyncio.to_thread(self._store.finish, trajectory)
+            self._note(trajectory)
+            if not again:
+                break
+            failed, job = job, await self._issue(job.task, group_id)
             self._num_retrying -= 1
-            await self._attempt(successor, group_id, retries - 1)
-            return
+            del self._live[failed.id]
         async with self._changed:
+            del self._live[job.id]
             if group_id:
                 self._open_groups[group_id] -= 1
                 if not self._open_groups[group_id]:
                     del self._open_groups[group_id]
             self._changed.notify_all()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(self._guarded(work))
+    def _note(self, trajectory: Trajectory) -> None:
+        failure = trajectory.outcome.failure
+        if failure is None:
+            self._succeeded_at = asyncio.get_running_loop().time()
+        else:
+            self._last_failure = f"{failure.origin}: {failure.message}"
+            logger.warning("rollout %s: %s failure: %s", trajectory.id, failure.origin, failure.message)
+        self._on_event(RolloutFinished(trajectory, self._house.engine.version))
+
+    def _spawn(self, work: Callable[..., Coroutine[None, None, None]], *arguments: object) -> None:
+        task = asyncio.ensure_future(self._guarded(work, *arguments))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+    async def _guarded(self, work: Callable[..., Coroutine[None, None, None]], *arguments: object) -> None:
         """A programming mistake in any attempt stops the run: ``take`` raises it."""
         try:
-            await work
+            await work(*arguments)
         except Exception as error:  # noqa: BLE001 - kept, and raised by take
             async with self._changed:
                 self._crash = self._crash or error

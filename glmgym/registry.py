@@ -42,7 +42,7 @@ class EnvSpec:
 
 _environments: dict[str, EnvSpec] = {}
 _loaded: set[str] = set()  # entry points by name
-_files: dict[Path, tuple[EnvSpec, ...]] = {}
+_files: dict[Path, EnvSpec] = {}
 
 
 def register(
@@ -109,25 +109,24 @@ def environments() -> dict[str, EnvSpec]:
     return dict(sorted(_environments.items()))
 
 
-def find_environments(target: str) -> tuple[EnvSpec, ...]:
+def find_environment(target: str) -> EnvSpec:
     """What a user means by an id (``"my_env-v0"``, ``"my_env"``) or by a path (``"my_env/"``, ``"my_env/env.py"``).
 
     Raises:
         ConfigError: nothing of that name is registered, or the file cannot be loaded.
     """
-    is_path = target.endswith((".py", "/")) or target.startswith(".") or Path(target).is_dir()
-    if is_path and target not in _environments:
-        return load_file(target)
-    return (environment(target),)
+    is_path = target.endswith((".py", "/")) or Path(target).exists()
+    return load_file(target) if is_path else environment(target)
 
 
-def load_file(path: str | Path) -> tuple[EnvSpec, ...]:
-    """Import a user's environment file, or ``env.py`` of a directory, and return the environments it registers.
+def load_file(path: str | Path) -> EnvSpec:
+    """Import a user's environment file, or ``env.py`` of a directory, and return the environment it registers.
 
-    Modules beside the file can be imported by it. Loading a file twice gives the same environments.
+    Modules beside the file can be imported by it. Loading a file twice gives the same environment.
 
     Raises:
-        ConfigError: there is no such file, it raises while it is imported (with the line), or it registers nothing.
+        ConfigError: there is no such file, it raises while it is imported (with the line), or it registers no
+            environment or several.
     """
     file = Path(path).resolve()
     if file.is_dir():
@@ -138,14 +137,15 @@ def load_file(path: str | Path) -> tuple[EnvSpec, ...]:
         known = dict(_environments)
         try:
             _import_file(file)
+            new = [spec for id, spec in _environments.items() if id not in known]
+            if len(new) != 1:
+                many = f"{len(new)} environments ({', '.join(spec.id for spec in new)})" if new else "no environment"
+                raise ConfigError(f"{file} registers {many}; it must call glmgym.register('name-v0', ...) once")
         except ConfigError:
             _environments.clear()
             _environments.update(known)
             raise
-        new = tuple(spec for id, spec in _environments.items() if id not in known)
-        if not new:
-            raise ConfigError(f"{file} registers no environment; end it with glmgym.register('name-v0', ...)")
-        _files[file] = new
+        _files[file] = new[0]
     return _files[file]
 
 

@@ -14,29 +14,30 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _FILES = ("env.py", "test_env.py", "README.md")
 
 
-def init_env(name: str, directory: str | Path = ".") -> Path:
-    """Write ``directory/name`` with ``env.py``, ``test_env.py`` and ``README.md``.
+def init_env(name: str, directory: str | Path | None = None) -> tuple[Path, ...]:
+    """Write ``env.py``, ``test_env.py`` and ``README.md`` of a working environment ``NAME-v0``.
+
+    Args:
+        directory: where to write, made if need be; ``./NAME`` by default. ``glmgym check`` takes it as it is.
 
     Returns:
-        The new directory; ``glmgym check`` takes it as it is.
+        The files written.
 
     Raises:
-        ConfigError: the name is not a lower-case Python name, ``directory`` is not a directory, the target exists, or
-            it cannot be written.
+        ConfigError: the name is not a lower-case Python name, one of the files exists, or one cannot be written.
     """
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"environment name {name!r}: use lower-case letters, digits and _, such as 'my_env'")
-    parent = Path(directory)
-    if not parent.is_dir():
-        raise ConfigError(f"cannot write {name!r} into {parent}: it is not a directory")
-    target = parent / name
-    if target.exists():
-        raise ConfigError(f"{target} already exists and is left as it is; choose another name or move it away")
+    target = Path(name if directory is None else directory)
+    paths = tuple(target / file for file in _FILES)
+    for path in paths:
+        if path.exists():
+            raise ConfigError(f"{path} already exists and is left as it is; choose another directory with --dir")
     try:
-        target.mkdir()
-        for file in _FILES:
-            template = Template(files("glmgym").joinpath("template", f"{file}.txt").read_text("utf-8"))
-            (target / file).write_text(template.substitute(name=name), "utf-8")
+        target.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            template = Template(files("glmgym").joinpath("template", f"{path.name}.txt").read_text("utf-8"))
+            path.write_text(template.substitute(name=name), "utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from error
-    return target
+        raise ConfigError(f"cannot write into {target}: {error.strerror or error}") from error
+    return paths

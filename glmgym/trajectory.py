@@ -278,7 +278,7 @@ def _frozen(values: Any, dtype: Any) -> NDArray[Any]:
         raise CaptureError(f"a span's columns have one dimension, got shape {given.shape}")
     with np.errstate(over="ignore", invalid="ignore"):
         array = given.astype(dtype, copy=True)
-    if np.issubdtype(dtype, np.integer) and not np.array_equal(array, given):
+    if given.dtype != dtype and np.issubdtype(dtype, np.integer) and not np.array_equal(array, given):
         raise CaptureError(f"token ids and versions are whole numbers of 32 bits, got {given.dtype} values beyond that")
     array.flags.writeable = False
     return array

@@ -15,7 +15,7 @@ from glmgym.messages import Message, ToolCall, assistant
 from glmgym.registry import EnvSpec
 from glmgym.rollout import Budget, House, Job, run_trajectory
 from glmgym.sandbox import BoxSpec, Sandbox, SandboxProvider
-from glmgym.tool import tool
+from glmgym.tool import Tool, tool
 from glmgym.toolenv import ToolEnv
 from glmgym.trajectory import Reward, Trajectory
 
@@ -33,7 +33,7 @@ async def look(where: str) -> str:
 class Echo(ToolEnv):
     """One tool; the answer "done" is worth 1. Keeps what the scorer saw."""
 
-    tools = (look,)
+    tools: Sequence[Tool] = (look,)
     seen: tuple[Message, ...] = ()
     steps = 0
 

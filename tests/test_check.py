@@ -15,7 +15,7 @@ import pytest
 from glmgym import BoxSpec, Message, Opening, Reward, ScoreView, Task, ToolEnv, assistant, procedural
 from glmgym.check import check
 from glmgym.errors import ConfigError, SandboxDead
-from glmgym.registry import EnvSpec, find_environments, load_file
+from glmgym.registry import EnvSpec, find_environment, load_file
 from glmgym.sandbox import CommandResult, Sandbox
 from glmgym.scaffold import init_env
 from glmgym_sandboxes.fake import FakeProvider
@@ -69,7 +69,7 @@ async def test_a_sound_environment_has_no_problems() -> None:
     report = await check(_spec(), None)
     assert report.problems == ()
     assert report.ok
-    assert report.episodes == 3 * 2 * 3 * 2
+    assert report.summary == "sound: 36 episodes on 6 tasks"
     families = {_spec().tasks.task("train", int(id.rsplit("/", 1)[1])).family for id in report.task_ids[:3]}
     assert families == {"a", "b", "c"}
 
@@ -150,8 +150,10 @@ async def test_a_box_needs_a_provider() -> None:
 
 def test_the_template_is_short_and_passes_its_own_test(tmp_path: Path) -> None:
     """A newcomer's first minute: 'init env', then the written test and 'check' succeed without an edit."""
-    target = init_env("my_first", tmp_path)
-    assert sorted(path.name for path in target.iterdir()) == ["README.md", "env.py", "test_env.py"]
+    target = tmp_path / "my_first"
+    written = init_env("my_first", target)
+    assert written == tuple(target / name for name in ("env.py", "test_env.py", "README.md"))
+    assert sorted(target.iterdir()) == sorted(written)
     code = [line for line in (target / "env.py").read_text().splitlines() if line.strip()]
     assert len(code) < 30
     result = subprocess.run([sys.executable, "-m", "pytest", "-q", str(target)], capture_output=True, text=True)
@@ -159,8 +161,8 @@ def test_the_template_is_short_and_passes_its_own_test(tmp_path: Path) -> None:
 
 
 async def test_the_template_environment_is_found_by_path_and_sound(tmp_path: Path) -> None:
-    target = init_env("my_second", tmp_path)
-    (spec,) = find_environments(f"{target}/")
+    target = init_env("my_second", tmp_path)[0].parent
+    spec = find_environment(f"{target}/")
     assert spec.id == "my_second-v0"
     assert (await check(spec, None)).problems == ()
     wrong = replace(spec, oracle=lambda task: [assistant("0")])
@@ -175,15 +177,15 @@ def test_a_bad_name_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    target = init_env("mine", tmp_path)
-    (target / "env.py").write_text("precious")
-    with pytest.raises(ConfigError, match="already exists"):
+    (tmp_path / "README.md").write_text("precious")
+    with pytest.raises(ConfigError, match=r"README.md already exists"):
         init_env("mine", tmp_path)
-    assert (target / "env.py").read_text() == "precious"
-    with pytest.raises(ConfigError, match="is not a directory"):
-        init_env("other", tmp_path / "nowhere")
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text() == "precious"
+    with pytest.raises(ConfigError, match=r"cannot write into .*: (File exists|Not a directory)"):
+        init_env("other", tmp_path / "README.md")
 
 
 def test_load_file_reads_a_template_twice_as_one(tmp_path: Path) -> None:
-    target = init_env("my_third", tmp_path)
+    target = init_env("my_third", tmp_path / "deep" / "down")[0].parent
     assert load_file(target) is load_file(str(target / "env.py"))

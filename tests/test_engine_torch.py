@@ -17,8 +17,10 @@ from transformers import DynamicCache, Glm4Config, Glm4ForCausalLM, LlamaConfig,
 from glmgym.engine import Engine, Finish, GenerateParams, Generation, Weights
 from glmgym.errors import ConfigError, EngineFailure
 from glmgym_trainers.engines import TorchEngine
+from glmgym_trainers.engines.sampler import sample, uniform_draws
 
 VOCABULARY = 61
+LONG_CONTEXT = 2048  # no request reaches its end before the test acts
 TOLERANCE = 1e-4  # nats
 
 
@@ -31,17 +33,17 @@ def make_model(seed: int = 0, **overrides: Any) -> Glm4ForCausalLM:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": LONG_CONTEXT,
         "attention_bias": True,
         "pad_token_id": 0,
         "eos_token_id": None,
     }
-    model = Glm4ForCausalLM(Glm4Config(**settings | overrides)).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        model = Glm4ForCausalLM(Glm4Config(**settings | overrides)).eval()
         # Away from the initial values, where all norms are alike and biases are 0, so that mixing them up shows.
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+            parameter.add_(torch.randn(parameter.shape) * 0.2)
     return model
 
 
@@ -112,6 +114,19 @@ async def test_a_batch_gives_the_tokens_of_single_requests(model: Glm4ForCausalL
     await engine.close()
 
 
+async def test_token_t_is_drawn_with_number_t_of_the_seed(model: Glm4ForCausalLM) -> None:
+    engine = TorchEngine(model, max_slots=2, context_length=CONTEXT)
+    answer = await engine.generate(PROMPT, GenerateParams(max_tokens=20, seed=11), session="a")
+    context = list(PROMPT)
+    for value in uniform_draws(11, 20):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([context]), use_cache=False).logits[0, -1:]
+        token_id, _ = sample(logits, torch.ones(1), torch.tensor([value], dtype=torch.float64))
+        context.append(int(token_id))
+    assert answer.token_ids.tolist() == context[len(PROMPT) :]
+    await engine.close()
+
+
 async def test_the_next_turn_prefills_only_new_tokens(model: Glm4ForCausalLM) -> None:
     """Turn 1: 10 tokens, all new. Each later turn: the last sampled token and 4 of the observation, so 5."""
     engine = TorchEngine(model, max_slots=2, context_length=CONTEXT)
@@ -120,7 +135,7 @@ async def test_the_next_turn_prefills_only_new_tokens(model: Glm4ForCausalLM) ->
         answer = await engine.generate(context, GenerateParams(max_tokens=6, seed=turn), session="a")
         assert_exact(model, context, answer)
         assert engine.stats.prefilled == 10 + 5 * turn
-        context += answer.token_ids.tolist() + [50, 51, 52, 53]
+        context += [*answer.token_ids.tolist(), 50, 51, 52, 53]
     assert engine.stats.reused == 15 + 25 + 35
     await engine.close()
 
@@ -144,7 +159,7 @@ async def test_an_idle_session_survives_the_decoding_of_its_neighbours(model: Gl
             params = GenerateParams(max_tokens=3 if index == 0 else 4 + 9 * (index * (turn + 3) % 5), seed=turn)
             answer = await engine.generate(contexts[index], params, session=str(index))
             assert_exact(model, contexts[index], answer)
-            contexts[index] += answer.token_ids.tolist() + [7, index]
+            contexts[index] += [*answer.token_ids.tolist(), 7, index]
 
     await asyncio.gather(*(talk(index) for index in range(8)))
     assert engine.stats.prefilled == 8 * (12 + 3 * 3)
@@ -164,12 +179,21 @@ async def test_the_longest_idle_session_is_evicted(model: Glm4ForCausalLM) -> No
     await engine.close()
 
 
+async def decoded(engine: TorchEngine, num_tokens: int) -> None:
+    """Wait until the engine has decoded ``num_tokens`` more tokens."""
+    target = engine.stats.decoded + num_tokens
+    async with asyncio.timeout(TIMEOUT_S):
+        while engine.stats.decoded < target:  # noqa: ASYNC110 - the engine tells nobody about single tokens
+            await asyncio.sleep(0.001)
+
+
 async def interrupted(engine: TorchEngine, newer: Glm4ForCausalLM) -> Generation:
-    """200 tokens with a switch to version 1 somewhere in the middle."""
-    running = asyncio.ensure_future(engine.generate(PROMPT, GenerateParams(max_tokens=200), session="a"))
-    while engine.stats.decoded < 10:
-        await asyncio.sleep(0)
+    """A request that a switch to version 1 catches in the middle; aborted some tokens later."""
+    running = asyncio.ensure_future(engine.generate(PROMPT, GenerateParams(max_tokens=2000), session="a"))
+    await decoded(engine, 10)
     await engine.switch(Weights(1, tensors=newer.state_dict()))
+    await decoded(engine, 10)
+    await engine.abort("a")
     answer = await asyncio.wait_for(running, TIMEOUT_S)
     assert set(answer.versions.tolist()) == {0, 1}
     return answer
@@ -179,7 +203,7 @@ async def test_recomputed_keys_make_every_token_exact_under_its_own_version(
     model: Glm4ForCausalLM, newer_model: Glm4ForCausalLM
 ) -> None:
     """P2: the spans [(0, n1), (1, n2)] of one request equal full forwards of the two versions."""
-    engine = TorchEngine(model, max_slots=2, context_length=CONTEXT, keep_kv_on_switch=False)
+    engine = TorchEngine(model, max_slots=2, context_length=LONG_CONTEXT, keep_kv_on_switch=False)
     answer = await interrupted(engine, newer_model)
     ids = PROMPT + answer.token_ids.tolist()
     by_version = np.stack([full_forward(model, ids), full_forward(newer_model, ids)])[:, len(PROMPT) - 1 :]
@@ -197,7 +221,7 @@ async def test_kept_keys_are_the_old_ones_under_the_new_weights(
     model: Glm4ForCausalLM, newer_model: Glm4ForCausalLM
 ) -> None:
     """P2: what ``keep_kv_on_switch`` promises, against the library: old model fills the cache, new model goes on."""
-    engine = TorchEngine(model, max_slots=2, context_length=CONTEXT)
+    engine = TorchEngine(model, max_slots=2, context_length=LONG_CONTEXT)
     answer = await interrupted(engine, newer_model)
     ids = PROMPT + answer.token_ids.tolist()
     num_old = int((answer.versions == 0).sum())
@@ -274,34 +298,38 @@ async def test_the_engine_owns_its_weights() -> None:
 
 
 async def test_a_broken_step_fails_every_waiting_request_and_the_engine_recovers(model: Glm4ForCausalLM) -> None:
-    """NaN weights break the step for two running and one queued request; good weights then serve exact log-probs."""
+    """NaN weights break the step for two running and one queued request; good weights then serve exact log-probs.
+
+    The short request afterwards shares its batch with a long one, so that keys left behind by the broken step would be
+    masked, yet 0 * NaN is NaN.
+    """
     engine = TorchEngine(model, max_slots=2, context_length=CONTEXT)
-    waiting = [
-        asyncio.ensure_future(engine.generate(PROMPT, GenerateParams(max_tokens=250), session=session))
-        for session in "abc"
-    ]
-    await asyncio.sleep(0)
+    long_prompt = list(range(40))
     nans = {name: torch.full_like(tensor, torch.nan) for name, tensor in model.state_dict().items()}
     await engine.switch(Weights(1, tensors=nans))
+    waiting = [engine.generate(long_prompt, GenerateParams(max_tokens=9), session=session) for session in "abc"]
     outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), TIMEOUT_S)
     assert all(isinstance(outcome, EngineFailure) and "not finite" in str(outcome) for outcome in outcomes)
     assert len({id(outcome) for outcome in outcomes}) == 3
     await engine.switch(Weights(2, tensors=model.state_dict()))
-    for session in "abc":
-        assert_exact(model, PROMPT, await engine.generate(PROMPT, GenerateParams(max_tokens=9), session=session))
+    prompts = [PROMPT, long_prompt]
+    answers = await asyncio.gather(
+        *(engine.generate(prompt, GenerateParams(max_tokens=9), session=str(prompt)) for prompt in prompts)
+    )
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert_exact(model, prompt, answer)
     await engine.close()
 
 
 async def test_a_cancelled_request_gives_its_slot_back(model: Glm4ForCausalLM) -> None:
-    engine = TorchEngine(model, max_slots=1, context_length=512)
-    running = asyncio.ensure_future(engine.generate(PROMPT, GenerateParams(max_tokens=500), session="a"))
-    while engine.stats.decoded < 3:
-        await asyncio.sleep(0)
+    engine = TorchEngine(model, max_slots=1, context_length=LONG_CONTEXT)
+    running = asyncio.ensure_future(engine.generate(PROMPT, GenerateParams(max_tokens=2000), session="a"))
+    await decoded(engine, 3)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
     await engine.generate(PROMPT, GenerateParams(max_tokens=2), session="b")
-    assert engine.stats.decoded < 500
+    assert engine.stats.decoded < 1999
     await engine.close()
 
 
@@ -354,8 +382,8 @@ def test_models_it_would_get_wrong_are_refused() -> None:
         TorchEngine(make_model(hidden_act="relu"), context_length=CONTEXT)
     with pytest.raises(ConfigError, match="float32"):
         TorchEngine(make_model().to(torch.bfloat16), context_length=CONTEXT)
-    with pytest.raises(ConfigError, match="512 positions"):
-        TorchEngine(make_model(), context_length=1024)
+    with pytest.raises(ConfigError, match="2048 positions"):
+        TorchEngine(make_model(), context_length=LONG_CONTEXT + 1)
     llama = LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2)
     with pytest.raises(ConfigError, match="llama"):
         TorchEngine(LlamaForCausalLM(llama), context_length=CONTEXT)

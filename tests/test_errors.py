@@ -43,6 +43,11 @@ def test_an_attributed_failure_passes_unchanged() -> None:
     assert caught.value.__cause__ is None
 
 
+def test_a_mistake_of_the_user_stops_the_run_instead_of_failing_a_trajectory() -> None:
+    with pytest.raises(UnknownName), boundary(EnvFailure, "step"):
+        raise UnknownName("tool", "sh", ["shell"])
+
+
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_cancellation_and_interrupts_go_through(kind: type[BaseException]) -> None:
     with pytest.raises(kind), boundary(EnvFailure, "step"):

@@ -10,7 +10,7 @@ import pytest
 
 from glmgym import Reward, ScoreView, Task, ToolEnv, procedural, register
 from glmgym.errors import ConfigError, UnknownName
-from glmgym.registry import environment, environments, find_environments, load_component, load_file
+from glmgym.registry import environment, environments, find_environment, load_component, load_file
 
 TASKS = procedural(lambda rng: Task(instruction=str(rng.random())), train=1, heldout=1, name="none")
 
@@ -84,10 +84,10 @@ def test_a_users_file_is_loaded_by_path_once(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "names_for_mine.py").write_text("NAME = 'mine-v3'\n")
     (folder / "env.py").write_text(ENV_FILE.format(sibling="names_for_mine"))
-    (spec,) = load_file(folder)
+    spec = load_file(folder)
     assert spec.id == "mine-v3"
-    assert load_file(folder / "env.py") == (spec,)
-    assert find_environments(f"{folder}/") == find_environments(str(folder)) == find_environments("mine") == (spec,)
+    assert load_file(folder / "env.py") is spec
+    assert find_environment(f"{folder}/") == find_environment(str(folder)) == find_environment("mine") == spec
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_users_file_is_loaded_by_path_once(tmp_path: Path) -> None:
         ("x = 1\n\ny = z\n", r"env.py: NameError: name 'z' is not defined \(line 3\)"),
         ("def f(:\n", r"env.py: SyntaxError"),
         ("import no_such_thing\n", r"ModuleNotFoundError: No module named 'no_such_thing' \(line 1\)"),
-        ("x = 1\n", r"registers no environment; end it with glmgym.register"),
+        ("x = 1\n", r"registers no environment; it must call glmgym.register"),
         (
             "from glmgym import tool\n@tool\ndef f(): pass\n",
             r"load .*: tool 'f' must be an async function.* \(line 2\)",
@@ -117,7 +117,15 @@ def test_a_file_that_fails_half_way_leaves_nothing_registered(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         load_file(tmp_path)
     (tmp_path / "env.py").write_text(good)
-    assert load_file(tmp_path)[0].id == "half-v0"
+    assert load_file(tmp_path).id == "half-v0"
+
+
+def test_a_file_registers_one_environment(tmp_path: Path) -> None:
+    (tmp_path / "names_two.py").write_text("NAME = 'two-v0'\n")
+    again = "register('two-v1', Mine, tasks=procedural(Task, train=1, heldout=1, name='two'))\n"
+    (tmp_path / "env.py").write_text(ENV_FILE.format(sibling="names_two") + again)
+    with pytest.raises(ConfigError, match=r"registers 2 environments \(two-v0, two-v1\)"):
+        load_file(tmp_path)
 
 
 def test_a_missing_path_is_a_sentence(tmp_path: Path) -> None:

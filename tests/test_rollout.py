@@ -229,7 +229,7 @@ UNCLOSED = [i for i in calls(GOOD) if i != TOKENIZER.id_of("</tool_call>")]
     ],
 )
 async def test_a_malformed_call_is_answered_and_the_loop_goes_on(turn: list[int], is_error: Sequence[bool]) -> None:
-    """T6: each call is answered under its own id, a bad one with an error; the outcome is the policy's, and trainable."""
+    """T6: each call is answered under its own id, a bad one with an error; the outcome is the policy's, trainable."""
     env = Shell()
     trajectory, engine = await play(env, [turn, DONE])
     answers = [message for message in env.seen if message.role == "tool"]

@@ -42,6 +42,25 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+STARTING_DRIVER = """
+import asyncio, sys
+from glmgym.sandbox import BoxSpec
+from glmgym_sandboxes.bubblewrap import open_provider
+
+async def open_and_close(provider, spec):
+    while True:
+        await (await provider.open(spec)).close()
+
+async def main(mark):
+    provider, spec = open_provider({"warm": 0}), BoxSpec(cwd=f"/{mark}")
+    await (await provider.open(spec)).close()
+    print("ready", flush=True)
+    await asyncio.gather(*(open_and_close(provider, spec) for _ in range(4)))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
 @pytest.fixture(scope="session")
 def bubblewrap_works() -> None:
     """Skips where bubblewrap cannot work, with the reason; in CI that is a failure."""
@@ -123,6 +142,23 @@ class TestBubblewrap(SandboxContract):
             memory.sweep()
             assert list(memory.base.glob(f"glmgym-{driver.pid}-*")) == []
 
+    @pytest.mark.parametrize("delay_s", [0.005, 0.02, 0.035, 0.05])
+    def test_a_driver_killed_while_boxes_start_leaves_nothing(self, bubblewrap_works: None, delay_s: float) -> None:
+        """X5: the kill falls into the set-up of some of four boxes; each is known by its working directory's name."""
+        mark = new_mark()
+        driver = subprocess.Popen([sys.executable, "-c", STARTING_DRIVER, mark], stdout=subprocess.PIPE)
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"ready\n"
+        time.sleep(delay_s)
+        assert host_processes(mark, anywhere=True) != []
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+        end = time.monotonic() + 5
+        while host_processes(mark, anywhere=True) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert host_processes(mark, anywhere=True) == []
+
 
 @pytest.mark.bubblewrap
 class TestPool:
@@ -180,6 +216,24 @@ class TestPool:
         other = await asyncio.wait_for(pool.open(BoxSpec(cwd="/other")), 5)
         assert (await bash(other, "pwd")).stdout == b"/other\n"
         await pool.close()
+
+    async def test_a_box_that_was_being_warmed_goes_to_whoever_waits(self, provider: BubblewrapProvider) -> None:
+        """With room for two, the second user must not wait behind a warm box started for nobody."""
+        pool = WarmPool(provider.open, warm=1, max_live=2, max_starting=1)
+        await pool.open(BoxSpec())
+        await asyncio.sleep(0)  # the refill holds the last place now
+        second = await asyncio.wait_for(pool.open(BoxSpec()), 5)
+        assert (await bash(second, "echo fine")).stdout == b"fine\n"
+        await pool.close()
+
+    async def test_closing_refuses_whoever_waits(self, provider: BubblewrapProvider) -> None:
+        pool = WarmPool(provider.open, warm=0, max_live=1, max_starting=1)
+        await pool.open(BoxSpec())
+        waiting = asyncio.create_task(pool.open(BoxSpec()))
+        await asyncio.sleep(0.05)
+        await pool.close()
+        with pytest.raises(SandboxFailure, match="closed"):
+            await asyncio.wait_for(waiting, 5)
 
     async def test_a_warm_box_that_died_is_not_handed_out(self, provider: BubblewrapProvider) -> None:
         pool = WarmPool(provider.open, warm=1, max_live=8, max_starting=2)

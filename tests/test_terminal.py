@@ -20,6 +20,7 @@ from glmgym_envs.terminal import Terminal, demonstrate, oracle
 from glmgym_envs.terminal.basics import make_of
 from glmgym_envs.terminal.env import describe
 from glmgym_envs.terminal.families import FAMILIES, RUNAWAY, Family
+from glmgym_envs.terminal.simulate import SimulatedShell
 from glmgym_sandboxes.bubblewrap import open_provider, probe
 
 pytestmark = pytest.mark.bubblewrap
@@ -93,7 +94,7 @@ async def test_a_check_that_cannot_tell_is_a_failure_never_a_zero(provider: Sand
         await _play(provider, {"check": check}, [assistant("done")])
 
 
-async def test_the_grading_box_is_closed_and_a_dead_box_is_not_a_score(provider: SandboxProvider) -> None:
+async def test_the_grading_box_is_fresh_and_closed(provider: SandboxProvider) -> None:
     opened: list[Sandbox] = []
 
     class Recording(Terminal):
@@ -102,11 +103,24 @@ async def test_the_grading_box_is_closed_and_a_dead_box_is_not_a_score(provider:
                 opened.append(await view.open_box())
                 return opened[-1]
 
-            return await super().score(replace(view, open_box=open_box))
+            rewards = await super().score(replace(view, open_box=open_box))
+            assert (await view.box.run(["true"])).exit_code == 0
+            with pytest.raises(SandboxDead):
+                await opened[0].run(["true"])
+            return rewards
 
-    await _play(provider, {"check": "exit 0"}, [assistant("x")], replace(SPEC, make=Recording))
+    episode = await _play(provider, {"check": "exit 0"}, [assistant("x")], replace(SPEC, make=Recording))
+    assert (episode.total, len(opened)) == (1.0, 1)
+
+
+async def test_a_policy_that_kills_its_box_has_no_score(provider: SandboxProvider) -> None:
+    class Fatal(Terminal):
+        async def score(self, view: Any) -> Any:
+            await view.box.close()
+            return await super().score(view)
+
     with pytest.raises(SandboxDead):
-        await opened[0].run(["true"])
+        await _play(provider, {"check": "exit 0", "collect": ["a"]}, [assistant("x")], replace(SPEC, make=Fatal))
 
 
 STATES = 'cat jobs.txt; [ "$(cat jobs.txt)" = "elm alive\noak dead" ]'
@@ -184,3 +198,21 @@ async def test_the_simulated_shell_answers_like_the_real_one(provider: SandboxPr
                 assert describe(await shell.run(arguments["cmd"])) == text, (task.family, arguments)
                 compared += 1
     assert compared > 300
+
+
+async def test_the_simulated_shell_is_right_at_its_edges(provider: SandboxProvider) -> None:
+    """Nothing found, a count of zero, a line past the end, a repeated word, an edit that changes nothing."""
+    files = {"a.txt": "oak\nelm\noak oak\n", "b.txt": "fox\n", "c.sh": "haed -n 1 a.txt\n"}
+    commands = [
+        *("ls", "grep -l gum *", "grep -l o *", "grep -c gum a.txt", "grep -c oak a.txt", "grep gum a.txt"),
+        *("sed -n 9p a.txt", "sed -n 3p a.txt", "sed -i s/oak/gum/ a.txt", "cat a.txt", "sed -i s/zinc/gum/ b.txt"),
+        *("sort a.txt", "sort a.txt > d.txt", "cat d.txt b.txt > a.txt", "cat a.txt", "mv d.txt e.txt", "ls"),
+        *("bash c.sh", "sed -i s/haed/head/ c.sh", "bash c.sh", "sed -i s/head/tail/ c.sh", "bash c.sh"),
+    ]
+    simulated = SimulatedShell(files)
+    box = await provider.open(BoxSpec())
+    for name, text in files.items():
+        await box.write(f"/work/{name}", text.encode())
+    shell = await box.shell()
+    for command in commands:
+        assert describe(await shell.run(command)) == describe(simulated.run(command)), command

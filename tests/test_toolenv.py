@@ -9,7 +9,6 @@ import pytest
 from glmgym import Reward, ScoreView, Task, ToolCall, ToolEnv, assistant, system, tool, user
 from glmgym.errors import ConfigError, SandboxDead, ToolFailure
 
-
 NOT_OBJECTS: tuple[Any, ...] = ('{"cmd": "ls"', "", None, [], "str")
 
 

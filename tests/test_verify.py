@@ -13,10 +13,10 @@ import pytest
 
 from glmgym.chat import Mark, load_tokenizer
 from glmgym.errors import ConfigError
-from glmgym.store import TrajectoryStore
+from glmgym.store import State, TrajectoryStore
 from glmgym.store.codec import encode
 from glmgym.trajectory import Outcome, Provenance, Reward, Segment, SegmentEnd, Span, SpanKind, Stop, Trajectory
-from glmgym.verify import VerifyReport, Vocabulary, trajectory_problems, verify_run
+from glmgym.verify import VerifyReport, Vocabulary, trajectory_problems, verify_run, verify_store
 
 TOKENIZER = Path(__file__).parent.parent / "trainers/glmgym_trainers/assets/tokenizer/tokenizer.json"
 USER, OBS, END, ASSISTANT = 90, 91, 92, 93
@@ -214,3 +214,18 @@ def test_a_run_can_be_verified_while_it_is_written(run: Path) -> None:
 def test_a_directory_without_a_run_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no trajectories .* give the directory of a run"):
         verify_run(tmp_path)
+
+
+def test_verification_sees_one_moment_of_a_run_that_goes_on(run: Path) -> None:
+    """A record finished between two looks must not seem to be missing."""
+    path = run / "trajectories" / "store.sqlite"
+
+    class Meanwhile(TrajectoryStore):
+        def recorded(self, state: State | None = None) -> list[str]:
+            found = super().recorded(state)
+            writer.finish(replace(writer.get("t00000001"), id="t00000004"))
+            return found
+
+    with TrajectoryStore.open(path) as writer, Meanwhile.open(path, read_only=True) as reader:
+        assert verify_store(reader, None).problems == ()
+        assert writer.counts().running == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -78,9 +77,7 @@ def _write(out: Path, policy: str, report: EvalReport) -> None:
     store = TrajectoryStore.open(with_store / "store.sqlite")
     try:
         for trajectory in report.trajectories:
-            id = store.issue(trajectory.task_id, trajectory.env_id, version=0, group_id=trajectory.group_id)
-            store.start(id)
-            store.finish(replace(trajectory, id=id))
+            store.add(trajectory)
     finally:
         store.close()
     (out / "summary.json").write_text(json.dumps({"policy": policy, **report.summary()}, indent=2) + "\n")

@@ -22,7 +22,7 @@ def show(console: Console, run: Path, id: str | None, *, tokens: bool, limit: in
     path = run / "trajectories" / "store.sqlite"
     if not path.is_file():
         raise ConfigError(f"{run} holds no trajectories (looked for {path}); give the directory of a run")
-    store = TrajectoryStore.read(path)
+    store = TrajectoryStore.open(path, read_only=True)
     try:
         if id is None:
             console.print(render_run(store, limit=limit))

@@ -33,7 +33,7 @@ SPAWN_FDS = 10  # descriptors below are targets of dup2 in children, so the agen
 # a command runs, so neither it nor its children can hold or use them by accident; the token differs for each command.
 SHELL_LOOP = r"""
 while { IFS= builtin read -r __token <&3 && IFS= builtin read -r -d '' __command <&5; } 2>/dev/null; do
-builtin eval "$__command" </dev/null 3<&- 4>&- 5<&-
+builtin eval "$__command" 3<&- 4>&- 5<&-
 { builtin printf '%s %d\n' "$__token" "$?" >&4; } 2>/dev/null
 done
 """
@@ -596,12 +596,12 @@ def name(value: bytes) -> str:
 
 
 def harden(max_pids: int, max_data_mb: int) -> None:
-    """Adopt orphans, hide the agent's memory and descriptors from the commands, and set limits (0: none)."""
+    """Adopt orphans, die with the parent, hide memory and descriptors from the commands, set limits (0: none)."""
     libc = ctypes.CDLL(None)
+    libc.prctl(1, SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER; process 1 is one anyway
-    libc.prctl(
-        4, 0, 0, 0, 0
-    )  # PR_SET_DUMPABLE: /proc/1/mem and /proc/1/fd become unreadable; exec resets it in children
+    # PR_SET_DUMPABLE: makes /proc/1/mem and /proc/1/fd unreadable to the commands; exec resets it in children.
+    libc.prctl(4, 0, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if max_pids:
         resource.setrlimit(resource.RLIMIT_NPROC, (max_pids, max_pids))

@@ -35,6 +35,7 @@ from glmgym_sandboxes.pool import WarmPool
 from glmgym_sandboxes.seccomp import filter_for
 
 START_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 10.0
 NOBODY = 65534
 SHM_BYTES = 16 << 20
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -153,35 +154,29 @@ class BubblewrapProvider:
             groups = await asyncio.to_thread(self._make_groups, spec.limits)
             try:
                 box, child = await self._launch(id, spec, code, groups)
-                for group in groups:
-                    await asyncio.to_thread(group.join, child)
             except BaseException:
                 await asyncio.to_thread(_remove_all, groups)
+                raise
+            try:
+                for group in groups:  # nothing but the agent is in the box yet, and its children will inherit the group
+                    await asyncio.to_thread(group.join, child)
+            except BaseException:
+                await box.close()
                 raise
             return box
 
     async def _launch(self, id: str, spec: BoxSpec, code: bytes, groups: list[cgroup.Group]) -> tuple[AgentBox, int]:
         """Start bwrap with the agent in it and wait for its first word. Returns the agent's pid on this machine."""
-        with contextlib.ExitStack() as fds:
-            info, info_end = os.pipe()
-            fds.callback(os.close, info)
-            inherited = [info_end]
-            options = self._options(spec, code, info_end, inherited)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *self._host.command,
-                    *options,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    cwd=self._host.cwd,
-                    env=self._host.env,
-                    pass_fds=inherited,
-                    limit=1 << 20,
-                )
-            finally:
+        with contextlib.ExitStack() as closing:
+            # Not a pipe: without a reader, as when the driver dies now, bwrap would end with its child half made.
+            info = os.memfd_create("info")
+            closing.callback(os.close, info)
+            inherited: list[int] = []
+            with contextlib.ExitStack() as passing:
+                options = self._options(spec, code, info, inherited)
                 for fd in inherited:
-                    os.close(fd)
+                    passing.callback(os.close, fd)
+                process = await _spawn(self._host, options, (info, *inherited))
 
             async def destroy() -> str:
                 last_words = await _end(process)
@@ -193,15 +188,14 @@ class BubblewrapProvider:
             box = AgentBox(id, self._digest, spec, Transport(process.stdout, process.stdin, destroy))
             try:
                 await box.ready(START_TIMEOUT_S)
-                os.set_blocking(info, False)  # bwrap wrote it before the agent existed
-                return box, int(json.loads(os.read(info, 4096))["child-pid"])
+                return box, int(json.loads(os.pread(info, 4096, 0))["child-pid"])
             except SandboxFailure as failure:
                 raise SandboxFailure(f"{failure}{_ADVICE if 'bwrap:' in str(failure) else ''}") from failure
             except BaseException:
                 await box.close()
                 raise
 
-    def _options(self, spec: BoxSpec, code: bytes, info_end: int, inherited: list[int]) -> list[str]:
+    def _options(self, spec: BoxSpec, code: bytes, info: int, inherited: list[int]) -> list[str]:
         """bwrap's arguments. Descriptors to pass on are appended to ``inherited``; the caller closes them."""
 
         def data(content: bytes) -> str:
@@ -209,8 +203,10 @@ class BubblewrapProvider:
             return str(inherited[-1])
 
         disk_bytes = str(spec.limits.disk_mb << 20)
-        options = ["--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
-        options += ["--uid", "1000", "--gid", "1000", "--hostname", "box", "--info-fd", str(info_end), "--clearenv"]
+        # No --die-with-parent: killed with the driver in the middle of its set-up, bwrap leaves a child that waits for
+        # it for ever. Instead it finishes, and the agent finds its input at an end; the agent itself dies with bwrap.
+        options = ["--unshare-all", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
+        options += ["--uid", "1000", "--gid", "1000", "--hostname", "box", "--info-fd", str(info), "--clearenv"]
         for key, value in {"PATH": PATH, "HOME": spec.cwd, "USER": "agent", "LANG": "C.UTF-8"}.items():
             options += ["--setenv", key, value]
         options += ["--ro-bind", "/usr", "/usr"]
@@ -334,6 +330,31 @@ def _pipe_with(content: bytes) -> int:
     return reading
 
 
+async def _spawn(host: Host, options: list[str], fds: tuple[int, ...]) -> asyncio.subprocess.Process:
+    """Start bwrap. Cancelled, it still waits for the start and ends it in order: asyncio would kill it half made."""
+    start = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            *host.command,
+            *options,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=host.cwd,
+            env=host.env,
+            pass_fds=fds,
+            limit=1 << 20,
+        )
+    )
+    try:
+        return await asyncio.shield(start)
+    except asyncio.CancelledError:
+        process = await start
+        assert process.stdin is not None
+        process.stdin.close()
+        await _end(process)
+        raise
+
+
 async def _end(process: asyncio.subprocess.Process) -> str:
     """See the process off, its input being closed, and return what it said on stderr.
 
@@ -341,7 +362,7 @@ async def _end(process: asyncio.subprocess.Process) -> str:
     comes second, since it would return before the box is empty.
     """
     try:
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(END_TIMEOUT_S):
             await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

@@ -34,8 +34,11 @@ class WarmPool:
     ) -> None:
         self._start = start
         self._warm = warm
-        self._live = asyncio.Semaphore(max_live)  # first come, first served
+        self._max_live = max_live
+        self._live = 0  # started and starting ones
         self._starting = asyncio.Semaphore(max_starting)
+        self._turn = asyncio.Lock()  # held by whoever waited longest, so that nobody overtakes
+        self._changed = asyncio.Event()  # a box ended or became ready
         self._ready: dict[Key, deque[AgentBox]] = {}
         self._refills: dict[Key, asyncio.Task[None]] = {}
         self._boxes: set[AgentBox] = set()
@@ -48,66 +51,75 @@ class WarmPool:
             SandboxFailure: it could not be started, or the pool is closed.
         """
         key = _key(spec)
-        box = self._take(key)
+        async with self._turn:
+            box = await self._take_or_reserve(key)
         if box is None:
-            if self._live.locked():
-                await self._evict_one()
-            box = await self._start_one(spec)
+            box = await self._start_reserved(spec)
         if key not in self._refills and self._warm:
             self._refills[key] = asyncio.create_task(self._refill(key, spec), name="warm boxes")
         return box
 
     async def close(self) -> None:
-        """Stop refilling and destroy every box, warm or in use."""
+        """Stop refilling, refuse whoever waits, and destroy every box, warm or in use."""
         self._closed = True
+        self._changed.set()
         for task in (refills := list(self._refills.values())):
             task.cancel()
         await asyncio.gather(*refills, return_exceptions=True)
         await asyncio.gather(*(box.close() for box in list(self._boxes)))
 
-    def _take(self, key: Key) -> AgentBox | None:
-        ready = self._ready.get(key, deque())
-        while ready:
-            box = ready.popleft()
-            if box.is_alive:
-                return box
-        return None
-
-    async def _start_one(self, spec: BoxSpec) -> AgentBox:
-        await self._live.acquire()
-        try:
+    async def _take_or_reserve(self, key: Key) -> AgentBox | None:
+        """A warm box, or ``None`` and the right to start one; waits until there is either."""
+        while True:
             if self._closed:
                 raise SandboxFailure("the sandbox provider is closed")
+            ready = self._ready.get(key, deque())
+            while ready:
+                box = ready.popleft()
+                if box.is_alive:
+                    return box
+            if self._live < self._max_live:
+                self._live += 1
+                return None
+            other = next((boxes for boxes in self._ready.values() if boxes), None)
+            if other is not None:  # a warm box of another kind gives way to somebody waiting
+                await other.popleft().close()
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _start_reserved(self, spec: BoxSpec) -> AgentBox:
+        try:
             async with self._starting:
                 box = await self._start(spec)
         except BaseException:
-            self._live.release()
+            self._release()
             raise
+        if not box.is_alive:  # ended between its first word and now: its first user will hear why
+            self._release()
+            return box
         self._boxes.add(box)
-
-        def forget() -> None:
-            self._boxes.discard(box)
-            self._live.release()
-
-        if box.is_alive:
-            box.on_close = forget
-        else:
-            forget()
+        box.on_close = lambda: self._forget(box)
+        if self._closed:
+            await box.close()
         return box
 
-    async def _evict_one(self) -> None:
-        """Make room: a warm box of another specification gives way to a person waiting."""
-        for ready in self._ready.values():
-            if ready:
-                await ready.popleft().close()
-                return
+    def _forget(self, box: AgentBox) -> None:
+        self._boxes.discard(box)
+        self._release()
+
+    def _release(self) -> None:
+        self._live -= 1
+        self._changed.set()
 
     async def _refill(self, key: Key, spec: BoxSpec) -> None:
         ready = self._ready.setdefault(key, deque())
         try:
-            # Never waits for room: whoever waits to use a box comes first, and a later open tries again.
-            while len(ready) < self._warm and not self._live.locked():
-                ready.append(await self._start_one(spec))
+            # Never while somebody waits for room, who comes first; a later open tries again.
+            while len(ready) < self._warm and self._live < self._max_live and not self._turn.locked():
+                self._live += 1
+                ready.append(await self._start_reserved(spec))
+                self._changed.set()
         except SandboxFailure as failure:
             logger.warning("no warm box: %s", failure)
         finally:

@@ -29,8 +29,8 @@ class Parity:
     """Differences of log-probs in nats between trainer and rollout engine, over sampled tokens."""
 
     num_tokens: int
-    mean: float
-    largest: float
+    mean_abs: float
+    max_abs: float
 
 
 class Actor(nn.Module):
@@ -120,7 +120,7 @@ def check_parity(
     theirs = rollout_logprobs.detach().flatten()[index].double()
     gap = (ours - theirs).abs()
     parity = Parity(len(index), float(gap.mean()), float(gap.max()))
-    if parity.largest <= bound:
+    if parity.max_abs <= bound:
         return parity
     worst = gap.nan_to_num(nan=torch.inf).topk(min(num_worst, len(index))).indices.tolist()
     lines = [
@@ -128,7 +128,7 @@ def check_parity(
         for k, where in zip(worst, index[worst].tolist(), strict=True)
     ]
     raise ParityError(
-        f"rollout engine and trainer differ by up to {parity.largest:.3g} nats (mean {parity.mean:.3g}) over "
+        f"rollout engine and trainer differ by up to {parity.max_abs:.3g} nats (mean {parity.mean_abs:.3g}) over "
         f"{parity.num_tokens} tokens, at most {bound:.3g} is allowed; the worst:\n" + "\n".join(lines)
     )
 

@@ -6,7 +6,7 @@ loss are the algorithm's) and to where trajectories come from.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,7 +152,7 @@ class Learner:
 
     def _policy_update(self, rows: list[Row], parts: list[Mapping[str, Metric]]) -> dict[str, float]:
         num_tokens = count_sampled(rows)
-        sums = Counter[str]()
+        sums: defaultdict[str, float] = defaultdict(float)
         for group in micro_batches(rows, max_tokens=self._settings.micro_batch_tokens):
             batch = collate(group, num_tokens=num_tokens)
             out = self.algorithm.loss(Forward(self.actor.logprobs(batch, self._temperature)), batch)

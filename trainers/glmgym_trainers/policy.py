@@ -1,7 +1,7 @@
 """A policy on disk and in memory: a Hugging Face checkpoint directory plus how it speaks.
 
-Owned here: ``glmgym_policy.json`` beside the checkpoint (dialect, thinking, history mode), so that ``eval --policy DIR``
-needs nothing else; and the atomic writing of such a directory.
+Owned here: ``glmgym_policy.json`` beside the checkpoint (dialect, thinking, history mode), so that ``eval --policy
+DIR`` needs nothing else; and the atomic writing of such a directory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM
 
 from glmgym.chat import Chat, load_tokenizer
@@ -37,7 +36,7 @@ class Speech(Settings):
 class Policy:
     """A causal language model with its chat. ``model`` is in fp32 and in eval mode."""
 
-    model: nn.Module
+    model: Any
     chat: Chat
     speech: Speech
     directory: Path  # where the tokenizer files came from

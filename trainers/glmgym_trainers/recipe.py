@@ -47,7 +47,7 @@ class Recipe(Settings):
     seed: int = 0
     env: EnvSettings
     policy: PolicySettings = Field(default_factory=PolicySettings)
-    sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
+    sandbox: SandboxSettings = SandboxSettings()
     rollout: Budget = Field(default_factory=Budget)
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     fleet: FleetSettings = Field(default_factory=FleetSettings)

@@ -208,7 +208,7 @@ async def _evaluate(site: _Site, label: str, stop: asyncio.Event) -> None:
 
 async def _parity(site: _Site, batch: list[Trajectory]) -> None:
     found = await asyncio.to_thread(site.learner.parity, batch, bound=site.recipe.trainer.max_mismatch)
-    site.on_event(ParityChecked(found.max_abs, found.mean_abs, found.num_tokens))
+    site.on_event(ParityChecked(found.largest, found.mean, found.num_tokens))
 
 
 async def _save(site: _Site) -> None:
@@ -219,7 +219,7 @@ async def _save(site: _Site) -> None:
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, R], stop: asyncio.Event) -> R:
-    """The result of ``work``, unless the run is asked to stop first: then ``work`` is cancelled and Interrupted raised."""
+    """The result of ``work``; if the run is asked to stop first, ``work`` is cancelled and Interrupted raised."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     try:

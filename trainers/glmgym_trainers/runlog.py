@@ -1,4 +1,4 @@
-"""What a run leaves to read: ``metrics.jsonl``, TensorBoard events and ``learning_curve.png``. Fed by the event stream."""
+"""What a run leaves to read: ``metrics.jsonl``, TensorBoard events and ``learning_curve.png``. Fed by the events."""
 
 from __future__ import annotations
 

@@ -1,0 +1,123 @@
+"""What an evaluation counts: hand-computed intervals, failures apart, families."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from episodes import CHAT, DONE, Echo, spec_of
+
+from glmgym.engines import Fault, ScriptedEngine
+from glmgym.env import Step
+from glmgym.errors import ConfigError
+from glmgym.evaluate import estimate, evaluate, report, wilson
+from glmgym.messages import Message, assistant
+from glmgym.rollout import House
+from glmgym.trajectory import Failure, Outcome, Reward, Segment, Span, SpanKind, Stop, Trajectory
+
+OTHER = CHAT.turn(assistant("no idea"))
+
+
+def attempt(task: int, value: float | None, family: str = "") -> Trajectory:
+    """A graded attempt at a task, or a failed one (``None``)."""
+    failed = Outcome(Stop.FAILED, failure=Failure("sandbox", "OSError", "no box"))
+    outcome = failed if value is None else Outcome(Stop.DONE, (Reward("r", value),))
+    segment = Segment((Span(SpanKind.PROMPT, np.array([1], np.int32)),))
+    return Trajectory(f"t{task}", f"task-{task}", "echo-v0", (segment,), outcome, family=family)
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "low", "high"),
+    [
+        (0.0, 10, 0.0, 0.27753),  # z^2 / (n + z^2) = 3.84146 / 13.84146
+        (1.0, 10, 0.72247, 1.0),
+        (0.5, 10, 0.23659, 0.76341),
+        (0.9, 200, 0.85060, 0.93433),
+        (0.5, 1, 0.05462, 0.94538),
+    ],
+)
+def test_wilson_by_hand(share: float, n: int, low: float, high: float) -> None:
+    assert wilson(share, n) == pytest.approx((low, high), abs=1e-5)
+
+
+def test_solved_or_not_gets_wilsons_interval_over_tasks() -> None:
+    """5 of 10 tasks; a second attempt with the same result tells nothing new about other tasks."""
+    once = [attempt(task, float(task < 5)) for task in range(10)]
+    for attempts in (1, 2):
+        found = estimate(once * attempts)
+        assert (found.mean, found.count, found.tasks) == (0.5, 10 * attempts, 10)
+        assert (found.low, found.high) == pytest.approx((0.23659, 0.76341), abs=1e-5)
+    assert str(estimate(once)) == "0.500 [0.237, 0.763]"
+
+
+def test_other_rewards_get_a_normal_interval_over_task_means() -> None:
+    """Task means 0, 0.5, 1: deviation 0.5, half width 1.95996 * 0.5 / sqrt(3) = 0.56579; 4 attempts are no 4 tasks."""
+    found = estimate([attempt(0, 0.0), attempt(1, 0.0), attempt(1, 1.0), attempt(2, 1.0)])
+    assert (found.mean, found.count, found.tasks) == (0.5, 4, 3)
+    assert (found.low, found.high) == pytest.approx((0.5 - 0.56579, 0.5 + 0.56579), abs=1e-5)
+    single = estimate([attempt(0, 0.25)])
+    assert (single.mean, single.low, single.high) == (0.25, -math.inf, math.inf)
+
+
+def test_failures_are_listed_and_never_averaged_in() -> None:
+    """O5, E1: rewards 1, 0 and a failure are 1/2, not 1/3."""
+    found = report([attempt(0, 1.0, "a"), attempt(1, 0.0, "b"), attempt(2, None, "b")], "echo-v0", "heldout", 1)
+    assert (found.overall.mean, found.overall.count) == (0.5, 2)
+    assert {name: (row.mean, row.count) for name, row in found.families.items()} == {"a": (1.0, 1), "b": (0.0, 1)}
+    assert found.failures == {"sandbox": 1}
+    assert found.stops == {"done": 2, "failed": 1}
+
+
+def test_an_evaluation_of_failures_only_has_no_score() -> None:
+    """Plain JSON without NaN: the mean does not exist."""
+    found = report([attempt(0, None)], "echo-v0", "heldout", 1)
+    assert math.isnan(found.overall.mean)
+    summary = json.loads(json.dumps(found.summary(), allow_nan=False))
+    assert summary["overall"] == {"mean": None, "low": None, "high": None, "attempts": 0, "tasks": 0}
+    assert summary["failures"] == {"sandbox": 1}
+
+
+class Counted(Echo):
+    now, most = 0, 0
+
+    async def step(self, reply: Message) -> Step:
+        Counted.now += 1
+        Counted.most = max(Counted.most, Counted.now)
+        step = await super().step(reply)
+        Counted.now -= 1
+        return step
+
+
+async def test_every_task_is_played_and_counted() -> None:
+    """12 tasks, 2 attempts each: even ones are solved, odd ones are not, attempts at task 4 crash the engine."""
+
+    def answers(prompt: Sequence[int], session: str, turn: int) -> Sequence[int]:
+        return DONE if int(session.split("-")[2]) % 2 == 0 else OTHER
+
+    engine = ScriptedEngine(answers, fault=lambda session, turn: Fault.CRASH if "-4-" in session else None)
+    ended: list[str] = []
+    found = await evaluate(
+        spec_of(Counted),
+        House(engine, CHAT, None),
+        num_tasks=12,
+        attempts=2,
+        max_live=3,
+        on_finished=lambda trajectory: ended.append(trajectory.id),
+    )
+    assert sorted(ended) == sorted(f"eval-heldout-{task}-{k}" for task in range(12) for k in range(2))
+    assert (found.overall.count, found.overall.tasks) == (22, 11)
+    assert found.overall.mean == pytest.approx(5 / 11)
+    assert {name: row.mean for name, row in found.families.items()} == {"even": 1.0, "odd": 0.0}
+    assert found.failures == {"engine": 2}
+    assert {t.group_id for t in found.trajectories} == {f"heldout/{task}" for task in range(12)}
+    assert len({t.provenance.sampling["seed"] for t in found.trajectories}) == 24
+    assert 1 <= Counted.most <= 3
+
+
+async def test_more_tasks_than_there_are_is_a_mistake_of_the_user() -> None:
+    house = House(ScriptedEngine([DONE]), CHAT, None)
+    with pytest.raises(ConfigError, match="echo-v0 has 1000 heldout tasks; 1001 were asked for"):
+        await evaluate(spec_of(Echo), house, num_tasks=1001)
