@@ -49,7 +49,8 @@ class BoxSpec:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command did. A non-zero exit is data. Bytes are exact; ``text`` is the view for people and policies.
+    """What a command did. A non-zero exit is data: 128 + n for signal n, 124 for a timeout. Bytes are exact; ``text``
+    is the view for people and policies.
 
     ``stdout`` and ``stderr`` hold the head and the tail; ``dropped_bytes`` counts what was cut from their middles.
     """
@@ -74,7 +75,8 @@ class Shell(Protocol):
         """Run one command line; stdout and stderr arrive merged in ``stdout``.
 
         A timeout kills whatever the command started and gives ``timed_out=True``; if the shell itself ended
-        (``exit 3``, ``exec``), the result carries its exit code and the next call gets a fresh shell.
+        (``exit 3``, ``exec``), the result carries its exit code. After either, the next call gets a fresh shell in the
+        same directory, without what was exported.
 
         Raises:
             SandboxDead: the box is gone.
@@ -150,7 +152,7 @@ class SandboxProvider(Protocol):
 
 
 def view(data: bytes) -> str:
-    """Bytes as a policy reads them: UTF-8 with replacement, ANSI escapes removed, ``\\r\\n`` and overwriting ``\\r`` resolved."""
+    """Bytes as a policy reads them: UTF-8 with replacement, no ANSI escapes, ``\\r\\n`` and lone ``\\r`` resolved."""
     text = _ANSI.sub("", data.decode("utf-8", "replace")).replace("\r\n", "\n")
     return "\n".join(
         line.rsplit("\r", 1)[-1] if "\r" in line.rstrip("\r") else line.rstrip("\r") for line in text.split("\n")

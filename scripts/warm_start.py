@@ -49,15 +49,14 @@ class Phase:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="checkpoint directory to write")
-    parser.add_argument("--clean-steps", type=int, default=1500)
-    parser.add_argument("--noisy-steps", type=int, default=300)
-    parser.add_argument("--noise", type=float, default=0.12)
+    parser.add_argument("--clean-steps", type=int, default=500)
+    parser.add_argument("--noisy-steps", type=int, default=250)
+    parser.add_argument("--noise", type=float, default=0.15)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--vocab", type=int, default=640)
-    parser.add_argument("--init", type=Path, default=None)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -79,13 +78,11 @@ def main() -> None:
             max_position_embeddings=1024,
             partial_rotary_factor=0.5,
             tie_word_embeddings=True,
-            pad_token_id=0,
-            eos_token_id=None,
+            pad_token_id=chat.tokenizer.id_of("<|endoftext|>"),
+            eos_token_id=sorted(chat.stop_ids),
         )
     )
     initialise(model)
-    if arguments.init:
-        model = Glm4ForCausalLM.from_pretrained(arguments.init, dtype=torch.float32)
     logger.info("%d parameters, %d ids", sum(p.numel() for p in model.parameters()), chat.tokenizer.vocab_size)
     phases = (Phase(arguments.clean_steps, 0.0), Phase(arguments.noisy_steps, arguments.noise))
     imitate(model, chat, phases, batch_size=arguments.batch_size, lr=arguments.lr)

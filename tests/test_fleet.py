@@ -306,12 +306,15 @@ async def test_a_retried_attempt_keeps_its_slot() -> None:
         assert {row.task_id for row in discarded} == {"train/0"}
 
 
-@pytest.mark.parametrize(("max_retries", "attempts"), [(0, 1), (2, 3)])
-async def test_retries_are_counted_and_then_given_up(max_retries: int, attempts: int) -> None:
+@pytest.mark.parametrize(
+    ("failure", "max_retries", "attempts"),
+    [(SandboxFailure("no box"), 0, 1), (SandboxFailure("no box"), 2, 3), (EnvFailure("not retryable"), 2, 1)],
+)
+async def test_retries_are_counted_and_then_given_up(failure: Exception, max_retries: int, attempts: int) -> None:
     class Broken(Echo):
         async def step(self, reply: Message) -> Step:
             if self.task.id == "train/0":
-                raise SandboxFailure("no box")
+                raise failure
             return await super().step(reply)
 
     async with running(Broken, batch_size=2, max_retries=max_retries, indices=iter(range(3))) as site:
@@ -364,7 +367,7 @@ async def test_attempts_that_only_fail_are_a_stall_with_the_reason() -> None:
         async def step(self, reply: Message) -> Step:
             raise EnvFailure("the data set is missing")
 
-    async with running(Broken, batch_size=1, stall_s=0.2) as site:
+    async with running(Broken, batch_size=1, stall_s=0.8) as site, asyncio.timeout(5):
         with pytest.raises(RolloutStalled, match="latest failure: env: the data set is missing"):
             await site.take()
 

@@ -52,10 +52,10 @@ async def open_and_close(provider, spec):
         await (await provider.open(spec)).close()
 
 async def main(mark):
-    provider, spec = open_provider({"warm": 0}), BoxSpec(cwd=f"/{mark}")
+    provider, spec = open_provider({"warm": 0, "max_starting": 32}), BoxSpec(cwd=f"/{mark}")
     await (await provider.open(spec)).close()
     print("ready", flush=True)
-    await asyncio.gather(*(open_and_close(provider, spec) for _ in range(4)))
+    await asyncio.gather(*(open_and_close(provider, spec) for _ in range(32)))
 
 asyncio.run(main(sys.argv[1]))
 """
@@ -142,9 +142,9 @@ class TestBubblewrap(SandboxContract):
             memory.sweep()
             assert list(memory.base.glob(f"glmgym-{driver.pid}-*")) == []
 
-    @pytest.mark.parametrize("delay_s", [0.005, 0.02, 0.035, 0.05])
+    @pytest.mark.parametrize("delay_s", [0.05, 0.2, 0.3])
     def test_a_driver_killed_while_boxes_start_leaves_nothing(self, bubblewrap_works: None, delay_s: float) -> None:
-        """X5: the kill falls into the set-up of some of four boxes; each is known by its working directory's name."""
+        """X5: the kill falls into the set-up of some of 32 boxes; each is known by its working directory's name."""
         mark = new_mark()
         driver = subprocess.Popen([sys.executable, "-c", STARTING_DRIVER, mark], stdout=subprocess.PIPE)
         assert driver.stdout is not None
@@ -154,7 +154,7 @@ class TestBubblewrap(SandboxContract):
         driver.kill()
         driver.wait()
         driver.stdout.close()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 10
         while host_processes(mark, anywhere=True) and time.monotonic() < end:
             time.sleep(0.02)
         assert host_processes(mark, anywhere=True) == []

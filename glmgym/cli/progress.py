@@ -56,7 +56,7 @@ class TrainingDisplay:
 
     def note(self, text: str) -> None:
         """Print a line above the live view."""
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __call__(self, event: Event) -> None:
         match event:

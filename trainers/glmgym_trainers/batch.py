@@ -77,7 +77,6 @@ class Batch:
 
     token_ids: Tensor  # [B, T] int64
     positions: Tensor  # [B, T] int64, 0 at the first token of a row
-    lengths: Tensor  # [B] int64, real tokens
     sampled_mask: Tensor  # [B, T] bool
     rollout_logprobs: Tensor  # [B, T] float32 nats
     versions: Tensor  # [B, T] int32, NO_VERSION where not sampled
@@ -140,7 +139,6 @@ def collate(rows: Sequence[Row], *, num_tokens: int, pad_to: int = 0) -> Batch:
     return Batch(
         token_ids=column("token_ids", torch.int64, 0),
         positions=torch.arange(width).repeat(len(rows), 1),
-        lengths=torch.tensor([len(row) for row in rows]),
         sampled_mask=column("sampled_mask", torch.bool, False),
         rollout_logprobs=column("rollout_logprobs", torch.float32, 0.0),
         versions=column("versions", torch.int32, NO_VERSION),

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from glmgym.chat import Chat, load_tokenizer
 from glmgym.errors import ConfigError
@@ -22,6 +23,8 @@ from glmgym.settings import Settings, parse_settings
 
 ASSETS = Path(__file__).parent / "assets"
 SPEECH_FILE = "glmgym_policy.json"
+
+transformers_logging.disable_progress_bar()  # it would tear the live display, for files that load in milliseconds
 
 
 class Speech(Settings):
@@ -87,7 +90,7 @@ def save_policy(directory: Path, model: Any, speech: Speech, tokenizer_from: Pat
     """Write a checkpoint that ``load_policy`` and transformers read. ``directory`` must exist."""
     model.save_pretrained(directory)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (tokenizer_from / file).is_file():
+        if (tokenizer_from / file).is_file() and tokenizer_from != directory:
             shutil.copyfile(tokenizer_from / file, directory / file)
     (directory / SPEECH_FILE).write_text(speech.model_dump_json(indent=2) + "\n")
 

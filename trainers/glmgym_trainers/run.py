@@ -208,7 +208,7 @@ async def _evaluate(site: _Site, label: str, stop: asyncio.Event) -> None:
 
 async def _parity(site: _Site, batch: list[Trajectory]) -> None:
     found = await asyncio.to_thread(site.learner.parity, batch, bound=site.recipe.trainer.max_mismatch)
-    site.on_event(ParityChecked(found.largest, found.mean, found.num_tokens))
+    site.on_event(ParityChecked(found.max_abs, found.mean_abs, found.num_tokens))
 
 
 async def _save(site: _Site) -> None:

@@ -41,9 +41,9 @@ class TorchEngine:
             that continues its context, go on with them, which costs nothing and makes log-probs after a switch differ
             slightly from a full recompute. False: they are computed again, and log-probs are exact.
 
-    The number of torch threads is the process's; set it yourself. So is ``sys.setswitchinterval``: with Python's 5 ms the
-    worker may wait that long for the interpreter after each operation while another thread computes in Python; a program
-    that keeps its event loop busy sets 0.5 ms.
+    The number of torch threads is the process's; set it yourself. So is ``sys.setswitchinterval``: with Python's 5 ms
+    the worker may wait that long for the interpreter after each operation while another thread computes in Python; a
+    program that keeps its event loop busy sets 0.5 ms.
 
     Raises:
         ConfigError: the model is not supported (see ``Glm4Decoder``) or a size is below its least value.
