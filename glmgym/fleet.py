@@ -117,10 +117,11 @@ class Fleet:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Cancel what runs and wait for it; interrupted attempts stay in the store until it recovers."""
+        """Cancel what runs and wait for it; interrupted attempts are discarded."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._store.discard, list(self._live), "interrupted")
 
     def _stalled(self) -> str:
         running = ", ".join(sorted(self._live)) or "none"
@@ -135,7 +136,7 @@ class Fleet:
         """Ids of enough whole groups for one batch, or none yet. Drops what is too old."""
         groups: dict[str, list[str]] = {}
         for row in await asyncio.to_thread(self._store.ready):
-            if row.oldest_version != NO_VERSION and version - row.oldest_version > self._settings.max_staleness:
+            if is_stale(row.oldest_version, version, self._settings.max_staleness):
                 await asyncio.to_thread(self._store.discard, [row.id], f"stale at version {version}")
                 self.num_stale += 1
                 self._changed.notify_all()
@@ -218,3 +219,16 @@ class Fleet:
             async with self._changed:
                 self._crash = self._crash or error
                 self._changed.notify_all()
+
+
+def is_stale(oldest_version: int, version: int, max_staleness: int) -> bool:
+    """True if a trajectory's *oldest* sampled token is more than ``max_staleness`` versions behind (GLM-5, 4.1).
+
+    Raises:
+        GlmgymError: the trajectory claims to come from the future: version numbers were restarted or mixed up.
+    """
+    if oldest_version == NO_VERSION:
+        return False
+    if oldest_version > version:
+        raise GlmgymError(f"a trajectory of version {oldest_version} reached a trainer that is at {version}")
+    return version - oldest_version > max_staleness

@@ -19,10 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from glmgym_envs.terminal import WORDS, demonstrate
-from glmgym_envs.terminal.env import Terminal
-from glmgym_trainers.make_tokenizer import train_tokenizer
-from glmgym_trainers.policy import Speech, save_policy
 from torch.nn import functional
 from transformers import Glm4Config, Glm4ForCausalLM
 
@@ -30,6 +26,10 @@ from glmgym.chat import Chat, load_tokenizer
 from glmgym.env import Task
 from glmgym.messages import Message, system, user
 from glmgym.registry import environment
+from glmgym_envs.terminal import WORDS, demonstrate
+from glmgym_envs.terminal.env import Terminal
+from glmgym_trainers.make_tokenizer import train_tokenizer
+from glmgym_trainers.policy import Speech, save_policy
 
 logger = logging.getLogger("warm_start")
 

@@ -140,10 +140,10 @@ def test_a_batch_outside_the_band_leaves_the_policy_where_it_is(name: str) -> No
 
 
 def test_published_defaults() -> None:
-    """5.2: the coding band, alpha, two critic updates, ten warm-up steps, frozen attention; the staleness is ours."""
+    """5.2: the coding band, alpha, two critic updates, ten warm-up steps, frozen attention."""
     own = SaoSettings()
     assert (own.low, own.high, own.alpha, own.critic_lam, own.gamma) == (0.2, 4.0, 1.5, 1.0, 1.0)
-    assert (SAO.critic_updates, SAO.value_warmup, SAO.freeze, SAO.max_staleness) == (2, 10, ("self_attn",), 4)
+    assert (SAO.critic_updates, SAO.value_warmup, SAO.freeze) == (2, 10, ("self_attn",))
     assert (SAO.uses_critic, Dis(DisSettings()).uses_critic) == (True, False)
 
 

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glmgym.errors import GlmgymError
-from glmgym.trajectory import NO_VERSION
 from glmgym_trainers.credit import (
     Credit,
     adaptive_lambda,
@@ -18,7 +16,6 @@ from glmgym_trainers.credit import (
     explained_variance,
     fill_group,
     group_mean_advantage,
-    is_stale,
     skip_observation_gae,
 )
 
@@ -210,19 +207,6 @@ def test_group_baseline_is_the_mean_and_not_scaled() -> None:
 def test_a_group_needs_strictly_more_than_half(valid: list[int], members: list[int]) -> None:
     """4.6 (5 of 8 pads 3, 4 of 8 drops, G=1) and O5 (3 of 4 filled, 2 of 4 dropped)."""
     assert fill_group([bool(each) for each in valid]) == members
-
-
-@pytest.mark.parametrize(("tau", "stale"), [(3, True), (4, False)])
-def test_staleness_counts_from_the_oldest_version(tau: int, stale: bool) -> None:
-    """4.6: versions (5, 6, 8) at trainer version 9."""
-    assert is_stale(min(5, 6, 8), 9, tau) is stale
-
-
-def test_a_version_from_the_future_is_an_error() -> None:
-    """P3: negative staleness raises; a trajectory in which nothing was sampled has no age."""
-    with pytest.raises(GlmgymError, match="version 10 reached a trainer that is at 9"):
-        is_stale(10, 9, 4)
-    assert not is_stale(NO_VERSION, 9, 0)
 
 
 def test_explained_variance() -> None:

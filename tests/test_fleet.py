@@ -21,13 +21,13 @@ from glmgym.chat import Chat
 from glmgym.engine import Weights
 from glmgym.engines import ScriptedEngine
 from glmgym.env import Env, Step
-from glmgym.errors import ConfigError, EnvFailure, SandboxFailure
+from glmgym.errors import ConfigError, EnvFailure, GlmgymError, SandboxFailure
 from glmgym.events import OnEvent
-from glmgym.fleet import Fleet, FleetSettings, RolloutStalled
+from glmgym.fleet import Fleet, FleetSettings, RolloutStalled, is_stale
 from glmgym.messages import Message
 from glmgym.rollout import House
 from glmgym.store import State, TrajectoryStore
-from glmgym.trajectory import Outcome, Reward, Segment, Span, SpanKind, Stop, Trajectory
+from glmgym.trajectory import NO_VERSION, Outcome, Reward, Segment, Span, SpanKind, Stop, Trajectory
 
 
 class Site:
@@ -416,3 +416,16 @@ async def test_the_event_loop_stays_responsive() -> None:
     ticking.cancel()
     assert len(lags) > 10
     assert max(lags) < 0.5
+
+
+@pytest.mark.parametrize(("tau", "stale"), [(3, True), (4, False)])
+def test_staleness_counts_from_the_oldest_version(tau: int, stale: bool) -> None:
+    """4.6: versions (5, 6, 8) at trainer version 9."""
+    assert is_stale(min(5, 6, 8), 9, tau) is stale
+
+
+def test_a_version_from_the_future_is_an_error() -> None:
+    """P3: negative staleness raises; a trajectory in which nothing was sampled has no age."""
+    with pytest.raises(GlmgymError, match="version 10 reached a trainer that is at 9"):
+        is_stale(10, 9, 4)
+    assert not is_stale(NO_VERSION, 9, 0)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from glmgym.errors import ConfigError
 from glmgym.registry import environment, environments, load_component, load_file
@@ -164,7 +165,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
     else:
         for finding in findings:
             mark, style = {"ok": ("✓", "green"), "missing": ("✗", "red"), "optional": ("·", "yellow")}[finding.status]
-            console.print(f"[{style}]{mark}[/] [bold]{finding.name}[/]  {finding.text}", highlight=False)
+            line = Text.assemble((mark, style), " ", (finding.name, "bold"), "  ", finding.text)
+            console.print(line, soft_wrap=True)
     if any(finding.status == "missing" for finding in findings):
         raise typer.Exit(1)
 

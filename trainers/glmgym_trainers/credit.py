@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from glmgym.errors import GlmgymError
-from glmgym.trajectory import NO_VERSION, Segment
+from glmgym.trajectory import Segment
 
 Floats = NDArray[np.float64]
 
@@ -147,19 +146,6 @@ def fill_group(valid: Sequence[bool]) -> list[int]:
     if 2 * len(good) <= len(valid):
         return []
     return [good[k % len(good)] for k in range(len(valid))]
-
-
-def is_stale(oldest_version: int, version: int, max_staleness: int) -> bool:
-    """True if a trajectory's *oldest* sampled token is more than ``max_staleness`` versions behind (GLM-5, 4.1).
-
-    Raises:
-        GlmgymError: the trajectory claims to come from the future: version numbers were restarted or mixed up.
-    """
-    if oldest_version == NO_VERSION:
-        return False
-    if oldest_version > version:
-        raise GlmgymError(f"a trajectory of version {oldest_version} reached a trainer that is at {version}")
-    return version - oldest_version > max_staleness
 
 
 def explained_variance(returns: ArrayLike, values: ArrayLike, *, centred: bool = True) -> float:

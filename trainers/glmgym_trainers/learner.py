@@ -90,7 +90,7 @@ class Learner:
         """Compare the actor's log-probs with the recorded ones of tokens that the actor's own version sampled.
 
         Raises:
-            ParityError: they differ by more than ``bound`` nats on average; the message lists the worst tokens.
+            ParityError: one differs by more than ``bound`` nats; the message lists the worst tokens.
         """
         rows = [Row.of(t, index) for t in trajectories for index in range(len(t.segments))]
         ours, theirs, labels = [], [], []

@@ -36,7 +36,7 @@ class EnvSettings(Settings):
 
 class SandboxSettings(Settings):
     backend: str = "bubblewrap"
-    warm: int = Field(4, ge=0)  # started boxes waiting to be used
+    warm: int = Field(default=4, ge=0)  # started boxes waiting to be used
 
 
 class EvalSettings(Settings):
@@ -47,7 +47,7 @@ class Recipe(Settings):
     seed: int = 0
     env: EnvSettings
     policy: PolicySettings = Field(default_factory=PolicySettings)
-    sandbox: SandboxSettings = SandboxSettings()
+    sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     rollout: Budget = Field(default_factory=Budget)
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
     fleet: FleetSettings = Field(default_factory=FleetSettings)

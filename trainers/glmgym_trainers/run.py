@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import sys
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -85,6 +86,9 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
         GlmgymError: the store or a checkpoint cannot be written; what was committed stays.
     """
     torch.set_num_threads(recipe.trainer.threads)
+    # The engine thread needs the interpreter briefly between two operations; at the default of 5 ms it would
+    # wait longer for its turn than a decode step takes.
+    sys.setswitchinterval(0.0005)
     torch.manual_seed(recipe.seed)
     checkpoint.prepare_directory(directory, recipe, resume=resume)
     latest = checkpoint.latest(directory) if resume else None

@@ -50,7 +50,6 @@ class Algorithm(Protocol):
 
     name: str
     group_size: int  # attempts of one task that get their credit together
-    max_staleness: int  # versions
     uses_critic: bool = False
     critic_updates: int = 0  # per policy update
     value_warmup: int = 0  # first steps, in which the critic alone learns

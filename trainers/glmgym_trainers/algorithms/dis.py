@@ -22,7 +22,6 @@ class DisSettings(BandSettings):
     group_size: int = Field(8, ge=1)  # ours
     fill: Literal["repeat", "none"] = "repeat"  # GLM-5 repeats valid attempts in place of failed ones
     baseline: Literal["originals", "filled"] = "originals"  # mean over which list: not disclosed; ours
-    max_staleness: int = Field(4, ge=0)  # versions; ours
 
 
 class Dis(Algorithm):
@@ -34,7 +33,6 @@ class Dis(Algorithm):
     def __init__(self, settings: DisSettings) -> None:
         self.settings = settings
         self.group_size = settings.group_size
-        self.max_staleness = settings.max_staleness
 
     def credit(self, group: Sequence[Trajectory], extra: Extra) -> list[Credit]:
         """Nothing unless more than half of the group is valid. A failed attempt has no credit and no vote.

@@ -29,7 +29,6 @@ class SaoSettings(BandSettings):
     value_warmup: int = Field(10, ge=0)  # steps in which the critic alone learns; whether the actor rests is ours
     freeze: tuple[str, ...] = FREEZE  # parts of the names of critic parameters that stay fixed: attention
     truncation: Literal["reward", "bootstrap"] = "reward"  # not disclosed; "bootstrap" adds the final prefix's value
-    max_staleness: int = Field(4, ge=0)  # versions; ours
 
 
 class Sao(Algorithm):
@@ -46,7 +45,6 @@ class Sao(Algorithm):
 
     def __init__(self, settings: SaoSettings) -> None:
         self.settings = settings
-        self.max_staleness = settings.max_staleness
         self.critic_updates = settings.critic_updates
         self.value_warmup = settings.value_warmup
         self.freeze = settings.freeze
