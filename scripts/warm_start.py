@@ -1,8 +1,8 @@
 """Makes the quick start's warm-start checkpoint: ``python scripts/warm_start.py OUT``.
 
-A small GLM-4 model imitates scripted demonstrations of ``terminal-basics``: first clean ones, from which it learns to read,
-to copy and to call a tool; then noisy ones, whose mistakes become its habits. Reinforcement in real sandboxes later
-unlearns those. Seeds are fixed: the same machine and libraries give the same file.
+A small GLM-4 model imitates scripted demonstrations of ``terminal-basics``: first clean ones, from which it learns to
+read, to copy and to call a tool; then noisy ones, whose mistakes become its habits. Reinforcement in real sandboxes
+later unlearns those. Seeds are fixed and one thread is used: the same machine and libraries give the same file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,44 +36,34 @@ SUITE = "terminal-basics-v0"
 SEED = 20_26
 FIRST_TASK = 50_000  # the quick start's training draws from the whole split; imitation sees its upper half only
 SPEECH = Speech(dialect="glm47", thinking=False)
+VOCAB_SIZE = 640
+HIDDEN = 128
+PEAK_LR = 3e-3
+BATCH_SIZE = 64
+NOISES = [0.0] * 500 + [0.15] * 250  # per step: the probability of each possible mistake of a demonstration
 COMMANDS = ("cat", "grep", "sed", "sort", "mv", "kill", "bash", "head", "tail", "txt", "pid", "shell", "cmd", "done")
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    steps: int
-    noise: float  # probability of each possible mistake of a demonstration
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, help="checkpoint directory to write")
-    parser.add_argument("--clean-steps", type=int, default=500)
-    parser.add_argument("--noisy-steps", type=int, default=250)
-    parser.add_argument("--noise", type=float, default=0.15)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--vocab", type=int, default=640)
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     torch.manual_seed(SEED)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(_texts(), arguments.vocab, [*WORDS, *COMMANDS])
+    tokenizer = train_tokenizer(_texts(), VOCAB_SIZE, [*WORDS, *COMMANDS])
     tokenizer.save(str(arguments.out / "tokenizer.json"))
     chat = Chat(load_tokenizer(arguments.out), SPEECH.dialect, thinking=SPEECH.thinking)
     model = Glm4ForCausalLM(
         Glm4Config(
             vocab_size=tokenizer.get_vocab_size(),
-            hidden_size=arguments.hidden,
-            intermediate_size=2 * arguments.hidden,
-            num_hidden_layers=arguments.layers,
+            hidden_size=HIDDEN,
+            intermediate_size=2 * HIDDEN,
+            num_hidden_layers=3,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=arguments.hidden // 4,
+            head_dim=HIDDEN // 4,
             max_position_embeddings=1024,
             partial_rotary_factor=0.5,
             tie_word_embeddings=True,
@@ -84,8 +73,7 @@ def main() -> None:
     )
     initialise(model)
     logger.info("%d parameters, %d ids", sum(p.numel() for p in model.parameters()), chat.tokenizer.vocab_size)
-    phases = (Phase(arguments.clean_steps, 0.0), Phase(arguments.noisy_steps, arguments.noise))
-    imitate(model, chat, phases, batch_size=arguments.batch_size, lr=arguments.lr)
+    imitate(model, chat)
     save_policy(arguments.out, model, SPEECH, arguments.out)
 
 
@@ -108,15 +96,14 @@ def initialise(model: Glm4ForCausalLM) -> None:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
 
 
-def imitate(model: Glm4ForCausalLM, chat: Chat, phases: tuple[Phase, ...], *, batch_size: int, lr: float) -> None:
+def imitate(model: Glm4ForCausalLM, chat: Chat) -> None:
     """Minimise the cross-entropy of the sampled tokens of fresh demonstrations."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
-    total = sum(phase.steps for phase in phases)
-    noises = [phase.noise for phase in phases for _ in range(phase.steps)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
+    total = len(NOISES)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / total)))
     )
-    demos = demonstrations(chat, noises, batch_size)
+    demos = demonstrations(chat, NOISES, BATCH_SIZE)
     started, recent = time.monotonic(), []
     model.train()
     for step, batch in enumerate(demos, start=1):
@@ -153,10 +140,7 @@ def encode(chat: Chat, task: Task, messages: list[Message]) -> tuple[list[int], 
     ids = chat.opening([system(Terminal.system), user(task.instruction)], [Terminal.shell.spec])
     sampled = [False] * len(ids)
     for message in messages:
-        if message.role == "assistant":
-            new = chat.turn(message)
-        else:
-            new = chat.delta([message], last_id=ids[-1])
+        new = chat.turn(message) if message.role == "assistant" else chat.delta([message], last_id=ids[-1])
         ids += new
         sampled += [message.role == "assistant"] * len(new)
     return ids, sampled
@@ -164,7 +148,8 @@ def encode(chat: Chat, task: Task, messages: list[Message]) -> tuple[list[int], 
 
 def _loss(model: Glm4ForCausalLM, batch: list[tuple[list[int], list[bool]]]) -> torch.Tensor:
     """Mean cross-entropy of the sampled tokens. The prefix that all rows share is computed once for all of them."""
-    shared = min(next(i for i, column in enumerate(zip(*(ids for ids, _ in batch))) if len(set(column)) > 1), 256)
+    columns = zip(*(ids for ids, _ in batch), strict=False)
+    shared = next(index for index, column in enumerate(columns) if len(set(column)) > 1)
     width = max(len(ids) for ids, _ in batch) - shared
     ids = torch.zeros((len(batch), width), dtype=torch.long)
     mask = torch.zeros((len(batch), width), dtype=torch.bool)
