@@ -121,7 +121,7 @@ class Fleet:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._store.discard, list(self._live), "interrupted")
+        await asyncio.to_thread(self._store.interrupt)
 
     def _stalled(self) -> str:
         running = ", ".join(sorted(self._live)) or "none"

@@ -145,6 +145,13 @@ class TrajectoryStore:
             for id in ids:
                 self._move(db, id, State.DISCARDED, reason=reason)
 
+    def interrupt(self) -> None:
+        """issued or running -> discarded("interrupted"): whoever was playing these attempts has stopped."""
+        with self._database.change() as db:
+            states = (State.ISSUED, State.RUNNING)
+            for (n,) in db.execute("SELECT n FROM trajectories WHERE state IN (?, ?)", states).fetchall():
+                _set_state(db, n, State.DISCARDED, "interrupted")
+
     def recover(self, *, step: int, version: int) -> Recovered:
         """Settle what a killed run left behind; call once, before anything else, when resuming.
 
