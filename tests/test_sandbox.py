@@ -61,16 +61,6 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-@pytest.fixture(scope="session")
-def bubblewrap_works() -> None:
-    """Skips where bubblewrap cannot work, with the reason; in CI that is a failure."""
-    problem = asyncio.run(probe())
-    if problem and os.environ.get("CI") == "true":
-        pytest.fail(problem)
-    if problem:
-        pytest.skip(problem)
-
-
 @pytest.fixture
 async def provider(bubblewrap_works: None) -> AsyncIterator[BubblewrapProvider]:
     provider = open_provider({"warm": 0})

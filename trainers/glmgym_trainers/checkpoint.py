@@ -21,6 +21,7 @@ from glmgym_trainers.policy import Policy, replace_directory, save_policy
 from glmgym_trainers.recipe import Recipe, dump_recipe
 
 CONFIG_FILE = "config.toml"
+MAY_CHANGE = ("trainer.steps",)  # keys that a resumed run may have changed: how far to go
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Checkpoint:
 
 
 def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
-    """Make the run directory, or check that it holds the same run.
+    """Make the run directory, or check that it holds the same run; only ``MAY_CHANGE`` may differ on resume.
 
     Raises:
         ConfigError: it holds a run and ``resume`` is off, it holds none and ``resume`` is on, or the recipes differ.
@@ -48,9 +49,10 @@ def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
     if resume:
         if not written.is_file():
             raise ConfigError(f"{run} holds no run to resume; leave --resume out to start one")
-        different = sorted(_differences(tomllib.loads(written.read_text()), wanted))
-        if different:
-            raise ConfigError(f"{run} was started with another recipe: {'; '.join(different)}")
+        different = _differences(tomllib.loads(written.read_text()), wanted)
+        if forbidden := [f"{key} {change}" for key, change in different.items() if key not in MAY_CHANGE]:
+            raise ConfigError(f"{run} was started with another recipe: {'; '.join(forbidden)}")
+        written.write_text(tomli_w.dumps(wanted))
         return
     if written.exists():
         raise ConfigError(f"{run} already holds a run; add --resume to go on with it, or give another --out")
@@ -91,8 +93,10 @@ def save(run: Path, learner: Learner, policy: Policy, *, keep: int) -> Path:
     return final
 
 
-def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+def _differences(old: Any, new: Any, path: str = "") -> dict[str, str]:
+    """What changed, by dotted key."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted({*old, *new})
-        return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
-    return [] if old == new else [f"{path} was {old!r}, now {new!r}"]
+        parts = [_differences(old.get(key), new.get(key), f"{path}.{key}".lstrip(".")) for key in keys]
+        return {key: change for part in parts for key, change in part.items()}
+    return {} if old == new else {path: f"was {old!r}, now {new!r}"}
