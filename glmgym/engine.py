@@ -33,9 +33,9 @@ class SamplingSettings(Settings):
     not be that of the distribution sampled from, unless the kept set is captured too.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float = 1.0  # above 0; applied to the recorded log-probs too
+    top_p: float = 1.0  # 1 only
+    top_k: int = 0  # 0 (off) only
 
     @field_validator("temperature")
     @classmethod

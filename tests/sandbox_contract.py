@@ -1,7 +1,7 @@
 """The behaviour every sandbox backend owes, as two classes to inherit: files, and everything about commands.
 
 A backend's test class gives a ``box`` fixture (and ``open_box`` for boxes with their own limits). Case ids X1-X4 and
-hazard numbers (H1-H15) are those of the project's case list.
+hazard numbers are those of docs/field_cases.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FileContract:
         assert await box.read("deep/er/file") == data  # relative to the working directory
 
     async def test_an_upload_of_5_mib_and_an_overwrite(self, box: Sandbox) -> None:
-        """H14: contents of any size go through the protocol; a shorter second write leaves no old tail."""
+        """hazard 14: contents of any size go through the protocol; a shorter second write leaves no old tail."""
         data = os.urandom(5 << 20)
         await box.write("/work/big", data)
         assert await box.read("/work/big") == data
@@ -104,13 +104,13 @@ class SandboxContract(FileContract):
     async def test_what_cannot_start_is_a_typed_error(
         self, box: Sandbox, argv: list[str], cwd: str | None, named: str
     ) -> None:
-        """H10, H14: never the engine's error dressed up as the command's output and exit 126."""
+        """hazard 10, hazard 14: never the engine's error dressed up as the command's output and exit 126."""
         with pytest.raises(CommandError, match=named):
             await box.run(argv, cwd=cwd)
         assert (await bash(box, "echo fine")).stdout == b"fine\n"
 
     async def test_exit_126_of_a_command_is_data(self, box: Sandbox) -> None:
-        """H10"""
+        """hazard 10"""
         assert (await bash(box, "exit 126")).exit_code == 126
 
     async def test_commands_run_side_by_side(self, box: Sandbox) -> None:
@@ -122,7 +122,7 @@ class SandboxContract(FileContract):
     # --- bytes and amounts
 
     async def test_bytes_are_kept_and_the_view_is_text(self, box: Sandbox) -> None:
-        r"""X3, H4: ``\xff\xfe``, NULs, a binary, and a character split across two writes."""
+        r"""X3, hazard 4: ``\xff\xfe``, NULs, a binary, and a character split across two writes."""
         assert (await bash(box, r"printf '\xff\xfe\0x'")).stdout == b"\xff\xfe\0x"
         binary = await box.read("/bin/ls", max_bytes=1 << 20)
         assert binary[:4] == b"\x7fELF"
@@ -134,7 +134,7 @@ class SandboxContract(FileContract):
 
     @pytest.mark.parametrize("through_shell", [False, True])
     async def test_20_mb_of_output_is_bounded_and_counted(self, box: Sandbox, through_shell: bool) -> None:
-        """X4, H3: ``seq 3000000`` writes 22,888,896 bytes; the first and last 32 KiB stay."""
+        """X4, hazard 3: ``seq 3000000`` writes 22,888,896 bytes; the first and last 32 KiB stay."""
         command = "seq 3000000"
         result = await (await box.shell()).run(command) if through_shell else await bash(box, command)
         assert result.exit_code == 0
@@ -145,7 +145,7 @@ class SandboxContract(FileContract):
 
     @pytest.mark.parametrize("through_shell", [False, True])
     async def test_a_line_of_300000_characters(self, open_box: OpenBox, through_shell: bool) -> None:
-        """X4, H3"""
+        """X4, hazard 3"""
         box = await open_box(BoxSpec(limits=Limits(output_bytes=1 << 20)))
         command = "head -c 300000 /dev/zero | tr '\\0' y"
         result = await (await box.shell()).run(command) if through_shell else await bash(box, command)
@@ -162,7 +162,7 @@ class SandboxContract(FileContract):
     # --- processes
 
     async def test_a_timeout_kills_a_setsid_child(self, box: Sandbox) -> None:
-        """X1, H1: parent, child and a double-forked setsid child all existed, and none is left."""
+        """X1, hazard 1: parent, child and a double-forked setsid child all existed, and none is left."""
         mark = new_mark()
         script = f"(setsid bash -c 'exec -a {mark} sleep 300' &) ; bash -c 'exec -a {mark} sleep 300'"
         running = asyncio.create_task(bash(box, script, timeout_s=1.0))
@@ -185,7 +185,7 @@ class SandboxContract(FileContract):
         assert await count(box, mark) == 1
 
     async def test_a_cancelled_call_leaves_nothing_running(self, box: Sandbox) -> None:
-        """H1: giving up waiting is a timeout too."""
+        """hazard 1: giving up waiting is a timeout too."""
         mark = new_mark()
         running = asyncio.create_task(bash(box, f"(setsid bash -c 'exec -a {mark} sleep 300' &); sleep 300"))
         await until(lambda: count(box, mark), at_least=1)
@@ -194,7 +194,7 @@ class SandboxContract(FileContract):
         await until(lambda: count(box, mark), at_most=0)
 
     async def test_a_background_child_holding_stdout_delays_nobody(self, box: Sandbox) -> None:
-        """H2: the call returns in the 100 ms drain, the next one at once; the child lives on, with its output open."""
+        """hazard 2: the call returns in the 100 ms drain, the next one at once; the child lives on, with its output open."""
         mark = new_mark()
         began = time.monotonic()
         script = f"bash -c 'exec -a {mark} sleep 300' & (sleep 0.5; echo late; echo alive > /work/alive) & echo ok"
@@ -207,7 +207,7 @@ class SandboxContract(FileContract):
         assert await box.read("/work/alive") == b"alive\n"  # it was not killed by a closed pipe
 
     async def test_no_zombies_are_left(self, box: Sandbox) -> None:
-        """H11: orphans are waited for."""
+        """hazard 11: orphans are waited for."""
         await bash(box, "for i in $(seq 20); do (setsid true &) ; done")
         zombies = "cat /proc/[0-9]*/stat | cut -d' ' -f3 | grep -c Z"
         await until(lambda: number(bash(box, zombies)), at_most=0)
@@ -227,7 +227,7 @@ class SandboxContract(FileContract):
     # --- the persistent shell
 
     async def test_cd_and_export_last(self, box: Sandbox) -> None:
-        """H13; and a command's stdin is empty, not the script."""
+        """hazard 13; and a command's stdin is empty, not the script."""
         shell = await box.shell()
         await shell.run("cd /tmp; export COLOUR=red; f() { echo f:$1; }")
         assert (await shell.run("echo $PWD $COLOUR; f 1; cat; echo err >&2")).stdout == b"/tmp red\nf:1\nerr\n"
@@ -257,7 +257,7 @@ class SandboxContract(FileContract):
         ],
     )
     async def test_the_shell_survives(self, box: Sandbox, command: str, exit_code: int, output: bytes) -> None:
-        """X4, H13: the result is right, and the next command works, in a fresh shell if need be."""
+        """X4, hazard 13: the result is right, and the next command works, in a fresh shell if need be."""
         shell = await box.shell()
         await shell.run("cd /tmp")
         result = await shell.run(command, timeout_s=5)
@@ -267,7 +267,7 @@ class SandboxContract(FileContract):
         assert (await shell.run("echo next; pwd")).stdout.endswith(b"next\n/tmp\n")
 
     async def test_a_command_text_of_200_kib(self, box: Sandbox) -> None:
-        """H14"""
+        """hazard 14"""
         text = "x" * 200 * 1024
         result = await (await box.shell()).run(f"v={text}; echo ${{#v}}")
         assert result.stdout == b"204800\n"
@@ -297,7 +297,7 @@ class SandboxContract(FileContract):
     # --- files, with a policy that plays tricks
 
     async def test_only_regular_files_are_read(self, box: Sandbox) -> None:
-        """H12: symlinks, directories, pipes and devices are refused, without hanging."""
+        """hazard 12: symlinks, directories, pipes and devices are refused, without hanging."""
         await bash(box, "ln -s /etc/passwd link; mkdir dir; mkfifo pipe; echo secret > shut; chmod 0 shut")
         for path in ("link", "dir", "pipe", "/dev/zero", "shut"):
             with pytest.raises(BoxFileError, match=path):
@@ -313,14 +313,14 @@ class SandboxContract(FileContract):
     # --- limits, isolation, death
 
     async def test_a_full_disk_shows_in_the_command(self, open_box: OpenBox) -> None:
-        """X2, H7"""
+        """X2, hazard 7"""
         box = await open_box(BoxSpec(limits=Limits(disk_mb=4)))
         result = await bash(box, "head -c 8000000 /dev/zero > /work/big")
         assert result.exit_code != 0
         assert "No space left" in result.text
 
     async def test_memory_is_limited_and_the_box_goes_on(self, open_box: OpenBox) -> None:
-        """H6"""
+        """hazard 6"""
         box = await open_box(BoxSpec(limits=Limits(memory_mb=64)))
         eat = "python3 -c 'b = bytearray(32 << 20); print(len(b)); c = bytearray(256 << 20); print(len(c))'"
         result = await bash(box, eat)
@@ -329,7 +329,7 @@ class SandboxContract(FileContract):
         assert (await bash(box, "echo fine")).stdout == b"fine\n"
 
     async def test_a_fork_bomb_is_contained(self, open_box: OpenBox) -> None:
-        """H5: no more than ``pids`` processes; a box that is full of them is declared dead, or tells the truth."""
+        """hazard 5: no more than ``pids`` processes; a box that is full of them is declared dead, or tells the truth."""
         box = await open_box(BoxSpec(limits=Limits(pids=30)))
         result = await bash(box, "for i in $(seq 60); do sleep 20 & done; jobs -r | wc -l", timeout_s=1)
         assert result.exit_code != 0
@@ -344,12 +344,12 @@ class SandboxContract(FileContract):
         "attack", ["rm -rf /bin /usr/bin /etc", "kill -9 1", "kill -9 -1", "kill -STOP 1", "rm -rf /work/* /tmp/*"]
     )
     async def test_destruction_is_death_or_harmless(self, box: Sandbox, attack: str) -> None:
-        """X2, H15: afterwards a command either tells the truth or the box is dead; never a made-up success."""
+        """X2, hazard 15: afterwards a command either tells the truth or the box is dead; never a made-up success."""
         await bash(box, attack, timeout_s=5)
         await still_true(box)
 
     async def test_a_killed_box_is_dead_for_the_call_under_way_and_all_later_ones(self, box: Sandbox) -> None:
-        """X2, H10, H15"""
+        """X2, hazard 10, hazard 15"""
         mark = new_mark()
         running = asyncio.create_task(bash(box, f"exec -a {mark} sleep 300"))
         await until(lambda: count(box, mark), at_least=1)
@@ -371,7 +371,7 @@ class SandboxContract(FileContract):
         assert host_processes(mark) == []
 
     async def test_the_network_is_off(self, box: Sandbox) -> None:
-        """H11: a listener on this machine's loopback is not reached from the box, though it is from here."""
+        """hazard 11: a listener on this machine's loopback is not reached from the box, though it is from here."""
         listener = socket.create_server(("127.0.0.1", 0))
         address = listener.getsockname()
         socket.create_connection(address).close()  # it does listen
@@ -384,7 +384,7 @@ class SandboxContract(FileContract):
         listener.close()
 
     async def test_files_of_this_machine_are_invisible(self, box: Sandbox, tmp_path: Path) -> None:
-        """H11: our files, home directories and secrets are not there; we are not root."""
+        """hazard 11: our files, home directories and secrets are not there; we are not root."""
         (tmp_path / "secret").write_text("secret")
         for path in (str(tmp_path / "secret"), __file__, "/etc/shadow", "/root", "/home"):
             with pytest.raises(BoxFileError, match="No such file"):
@@ -393,7 +393,7 @@ class SandboxContract(FileContract):
         assert (await bash(box, "touch /usr/x /etc/x /x")).exit_code != 0
 
     async def test_privileged_system_calls_are_refused(self, box: Sandbox) -> None:
-        """H11: mount, ptrace, unshare, keyctl with EPERM (1); vsock with EAFNOSUPPORT (97)."""
+        """hazard 11: mount, ptrace, unshare, keyctl with EPERM (1); vsock with EAFNOSUPPORT (97)."""
         calls = """
 import ctypes, socket
 libc = ctypes.CDLL(None, use_errno=True)

@@ -286,7 +286,7 @@ class TestFake(FileContract):
 )
 @pytest.mark.parametrize("step", [1 << 20, 3])
 def test_capture_keeps_head_and_tail(cap: int, written: bytes, kept: bytes, dropped: int, step: int) -> None:
-    """H3; however the bytes are cut into reads."""
+    """hazard 3; however the bytes are cut into reads."""
     capture = agent.Capture(cap)
     for at in range(0, len(written), step):
         capture.feed(written[at : at + step])

@@ -31,11 +31,11 @@ class PolicySettings(Settings):
 
 
 class EnvSettings(Settings):
-    id: str
+    id: str  # as in `glmgym envs`
 
 
 class SandboxSettings(Settings):
-    backend: str = "bubblewrap"
+    backend: str = "bubblewrap"  # by its entry point
     warm: int = Field(default=4, ge=0)  # started boxes waiting to be used
 
 

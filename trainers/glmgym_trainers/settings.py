@@ -10,16 +10,16 @@ from glmgym.settings import Settings
 class TrainerSettings(Settings):
     steps: int = 20  # policy updates
     batch_size: int = 64  # trajectories per update
-    lr: float = 1e-3  # Adam; ours, for models of about a million parameters
-    critic_lr: float = 2e-3
+    lr: float = 4e-4  # of the policy; ours, for models of half a million parameters
+    critic_lr: float = 2e-3  # ours
     betas: tuple[float, float] = (0.9, 0.98)  # slime's public GLM recipes
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    micro_batch_tokens: int = 16384  # padded tokens per forward
+    weight_decay: float = 0.0  # decoupled, as in AdamW
+    max_grad_norm: float = 1.0  # global L2 norm above which gradients are scaled down
+    micro_batch_tokens: int = 4096  # padded tokens per forward
     sync_every: int = 1  # updates between two publications of the weights
     reset_optimizer: bool = False  # after each publication, as GLM-5 section 4.1 does
     save_every: int = 1  # updates between checkpoints
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = 2  # the newest ones; older ones are removed
     max_mismatch: float = 1e-3  # nats; above this the engine and the trainer disagree and training refuses to start
     threads: int = 1  # torch threads of one operation; engine and trainer run side by side
 
