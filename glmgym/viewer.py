@@ -52,16 +52,19 @@ def render_trajectory(
 
 
 def render_run(store: TrajectoryStore, *, limit: int | None = None) -> RenderableType:
-    """The trajectories of a store as a table, oldest first; with ``limit`` only the newest so many."""
-    rows = store.summaries()
+    """The trajectories of a store as a table, oldest first; with ``limit`` only the newest so many with a record."""
     counts = store.counts()
-    shown = rows if limit is None else rows[max(0, len(rows) - limit) :]
+    if limit is None:
+        shown = store.summaries()
+    else:
+        shown = [row for row in store.summaries() if row.num_tokens or row.failure][-limit:]
     title = (
         f"{counts.issued} issued: {counts.consumed} consumed, {counts.unfinished} open, {counts.discarded} discarded"
     )
     table = Table(title=Text(title), header_style="bold", box=None)
     for name in ("id", "family", "versions", "turns", "tokens", "sampled", "reward or failure", "state"):
-        table.add_column(name, justify="right" if name in ("turns", "tokens", "sampled") else "left")
+        numeric = name in ("turns", "tokens", "sampled")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=name in ("id", "family", "versions"))
     for row in shown:
         table.add_row(
             row.id,

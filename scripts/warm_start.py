@@ -74,7 +74,7 @@ def main() -> None:
     initialise(model)
     logger.info("%d parameters, %d ids", sum(p.numel() for p in model.parameters()), chat.tokenizer.vocab_size)
     imitate(model, chat)
-    save_policy(arguments.out, model, SPEECH, arguments.out)
+    save_policy(arguments.out, model, SPEECH, {})  # the tokenizer is there already
 
 
 @torch.no_grad()

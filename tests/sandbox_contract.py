@@ -194,7 +194,7 @@ class SandboxContract(FileContract):
         await until(lambda: count(box, mark), at_most=0)
 
     async def test_a_background_child_holding_stdout_delays_nobody(self, box: Sandbox) -> None:
-        """hazard 2: the call returns in the 100 ms drain, the next one at once; the child lives on, with its output open."""
+        """hazard 2: the call returns in the 100 ms drain, the next one at once; the child lives on, holding its output."""
         mark = new_mark()
         began = time.monotonic()
         script = f"bash -c 'exec -a {mark} sleep 300' & (sleep 0.5; echo late; echo alive > /work/alive) & echo ok"
@@ -329,7 +329,7 @@ class SandboxContract(FileContract):
         assert (await bash(box, "echo fine")).stdout == b"fine\n"
 
     async def test_a_fork_bomb_is_contained(self, open_box: OpenBox) -> None:
-        """hazard 5: no more than ``pids`` processes; a box that is full of them is declared dead, or tells the truth."""
+        """hazard 5: no more than ``pids`` processes; a box full of them is declared dead, or tells the truth."""
         box = await open_box(BoxSpec(limits=Limits(pids=30)))
         result = await bash(box, "for i in $(seq 60); do sleep 20 & done; jobs -r | wc -l", timeout_s=1)
         assert result.exit_code != 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "docs" / "field_cases.md").read_text()
-NEEDED = "T1 T2 T3 T5 T6 T7 P1 P4 O1 O2 O3 O4 S1 X1 X2 X3 X4".split()
+NEEDED = ["T1", "T2", "T3", "T5", "T6", "T7", "P1", "P4", "O1", "O2", "O3", "O4", "S1", "X1", "X2", "X3", "X4"]
 
 
 def _cited() -> dict[str, set[str]]:

@@ -138,6 +138,7 @@ def test_the_table_of_a_run_has_a_row_per_trajectory(tmp_path: Path) -> None:
             ["t00000003", "count/1", "-", "0", "0", "0", "-", "issued"],
         ]
         newest = show(render_run(store, limit=1))
-        assert "t00000003" in newest
-        assert "t00000002" not in newest
+        assert "t00000002" in newest  # the newest of which there is something to see
+        assert "t00000001" not in newest
+        assert "t00000003" not in newest
         assert "3 issued: 0 consumed, 2 open, 1 discarded" in newest

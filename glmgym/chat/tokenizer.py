@@ -29,6 +29,7 @@ class Tokenizer:
     """
 
     def __init__(self, raw: tokenizers.Tokenizer) -> None:
+        self._raw = raw
         spec = json.loads(raw.to_str())
         if spec["model"]["type"] != "BPE" or not _mentions_byte_level(spec["decoder"]):
             raise ConfigError("the tokenizer is not a byte-level BPE, the only kind whose ids map to bytes one by one")
@@ -55,6 +56,10 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one id stands for; those of U+FFFD for an id the tokenizer does not use."""
         return (self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b"") or _UNKNOWN
+
+    def save(self, directory: Path) -> None:
+        """Write ``tokenizer.json``, from which ``load_tokenizer`` makes this tokenizer again."""
+        self._raw.save(str(directory / "tokenizer.json"))
 
     def id_of(self, special: str) -> int:
         """The id of a special token.

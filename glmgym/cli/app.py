@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from rich.text import Text
 from glmgym.errors import ConfigError
 from glmgym.registry import environment, environments, load_component, load_file
 
+console = Console()
 app = typer.Typer(
     name="glmgym",
     help="Agentic environments and long-horizon RL for GLM-family models.",
@@ -25,10 +27,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"glmgym {version('glmgym')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Agentic environments and long-horizon RL for GLM-family models."""
+
+
 init_app = typer.Typer(help="Write a starting point.", no_args_is_help=True)
 app.add_typer(init_app, name="init")
-console = Console()
-
 # The engine and the trainer run side by side, one core each; spinning OpenMP threads would starve both.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

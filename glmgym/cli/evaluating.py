@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from glmgym.chat import Tokenizer
 from glmgym.errors import ConfigError
 from glmgym.evaluate import EvalReport, evaluate
 from glmgym.registry import EnvSpec, load_component
@@ -59,7 +60,7 @@ async def run_evaluation(
     if report.failures:
         console.print(f"failures, not in the mean: {report.failures}", style="yellow")
     if out is not None:
-        await asyncio.to_thread(_write, out, policy, report)
+        await asyncio.to_thread(_write, out, policy, chat.tokenizer, report)
         console.print(f"Written to {out}. Look at it: glmgym inspect {out}", highlight=False)
 
 
@@ -71,13 +72,10 @@ def _table(report: EvalReport) -> Table:
     return table
 
 
-def _write(out: Path, policy: str, report: EvalReport) -> None:
-    with_store = out / "trajectories"
-    with_store.mkdir(parents=True, exist_ok=True)
-    store = TrajectoryStore.open(with_store / "store.sqlite")
-    try:
+def _write(out: Path, policy: str, tokenizer: Tokenizer, report: EvalReport) -> None:
+    (out / "trajectories").mkdir(parents=True, exist_ok=True)
+    with TrajectoryStore.open(out / "trajectories" / "store.sqlite") as store:
         for trajectory in report.trajectories:
             store.add(trajectory)
-    finally:
-        store.close()
+    tokenizer.save(out)
     (out / "summary.json").write_text(json.dumps({"policy": policy, **report.summary()}, indent=2) + "\n")

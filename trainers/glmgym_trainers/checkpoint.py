@@ -79,7 +79,7 @@ def save(run: Path, learner: Learner, policy: Policy, *, keep: int) -> Path:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         (partial / "policy").mkdir(parents=True)
-        save_policy(partial / "policy", learner.actor.model, policy.speech, policy.directory)
+        save_policy(partial / "policy", learner.actor.model, policy.speech, policy.files)
         torch.save(learner.state(), partial / "trainer.pt")
         replace_directory(partial, final)
     except OSError as error:

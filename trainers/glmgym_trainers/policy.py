@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from glmgym.settings import Settings, parse_settings
 
 ASSETS = Path(__file__).parent / "assets"
 SPEECH_FILE = "glmgym_policy.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 transformers_logging.disable_progress_bar()  # it would tear the live display, for files that load in milliseconds
 
@@ -42,7 +44,7 @@ class Policy:
     model: Any
     chat: Chat
     speech: Speech
-    directory: Path  # where the tokenizer files came from
+    files: Mapping[str, bytes]  # of its tokenizer, by name; kept here because its directory may be a pruned checkpoint
 
 
 def resolve(name: str) -> Path:
@@ -83,15 +85,15 @@ def load_policy(name: str | Path) -> Policy:
         data = json.loads((directory / SPEECH_FILE).read_text())
         speech = parse_settings(Speech, data, where=str(directory / SPEECH_FILE))
     chat = Chat(load_tokenizer(directory), speech.dialect, thinking=speech.thinking, history=speech.history)
-    return Policy(model.eval(), chat, speech, directory)
+    files = {name: (directory / name).read_bytes() for name in _TOKENIZER_FILES if (directory / name).is_file()}
+    return Policy(model.eval(), chat, speech, files)
 
 
-def save_policy(directory: Path, model: Any, speech: Speech, tokenizer_from: Path) -> None:
+def save_policy(directory: Path, model: Any, speech: Speech, files: Mapping[str, bytes]) -> None:
     """Write a checkpoint that ``load_policy`` and transformers read. ``directory`` must exist."""
     model.save_pretrained(directory)
-    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (tokenizer_from / file).is_file() and tokenizer_from != directory:
-            shutil.copyfile(tokenizer_from / file, directory / file)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
     (directory / SPEECH_FILE).write_text(speech.model_dump_json(indent=2) + "\n")
 
 
