@@ -194,7 +194,7 @@ class SandboxContract(FileContract):
         await until(lambda: count(box, mark), at_most=0)
 
     async def test_a_background_child_holding_stdout_delays_nobody(self, box: Sandbox) -> None:
-        """hazard 2: the call returns in the 100 ms drain, the next one at once; the child lives on, holding its output."""
+        """hazard 2: the call returns in the 100 ms drain, the next one at once; the child lives on with its output."""
         mark = new_mark()
         began = time.monotonic()
         script = f"bash -c 'exec -a {mark} sleep 300' & (sleep 0.5; echo late; echo alive > /work/alive) & echo ok"

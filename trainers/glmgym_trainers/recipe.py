@@ -26,8 +26,8 @@ RECIPES = next(p for p in (Path(__file__).parent / "recipes", Path(__file__).par
 
 class PolicySettings(Settings):
     init: str = "quickstart"  # checkpoint directory, or the name of a warm start in the package
-    context_length: int = 512  # tokens; prompt and everything sampled and observed
-    max_slots: int = 48  # sequences the embedded engine decodes at once
+    context_length: int = Field(default=512, ge=2)  # tokens; prompt and everything sampled and observed
+    max_slots: int = Field(default=48, ge=1)  # sequences the embedded engine decodes at once
 
 
 class EnvSettings(Settings):
@@ -40,7 +40,7 @@ class SandboxSettings(Settings):
 
 
 class EvalSettings(Settings):
-    episodes: int = 256  # held-out tasks, one attempt each; 0 for no evaluation
+    episodes: int = Field(default=256, ge=0)  # held-out tasks, one attempt each; 0 for no evaluation
 
 
 class Recipe(Settings):
@@ -83,7 +83,13 @@ def parse_recipe(data: Mapping[str, Any], *, where: str) -> Recipe:
     if name not in ALGORITHMS:
         raise UnknownName("algorithm", name, ALGORITHMS)
     algorithm = parse_settings(ALGORITHMS[name].Settings, table, where=f"{where} [algorithm]")
-    return parse_settings(Recipe, {**data, "algorithm": algorithm}, where=where)
+    recipe = parse_settings(Recipe, {**data, "algorithm": algorithm}, where=where)
+    group_size = ALGORITHMS[name](algorithm).group_size
+    if recipe.trainer.batch_size % group_size:
+        raise ConfigError(
+            f"{where} [trainer] batch_size = {recipe.trainer.batch_size}: not a multiple of group_size = {group_size}"
+        )
+    return recipe
 
 
 def dump_recipe(recipe: Recipe) -> dict[str, Any]:

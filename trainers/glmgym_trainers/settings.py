@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import field_validator
 
 from glmgym.settings import Settings
@@ -23,9 +25,18 @@ class TrainerSettings(Settings):
     max_mismatch: float = 1e-3  # nats; above this the engine and the trainer disagree and training refuses to start
     threads: int = 1  # torch threads of one operation; engine and trainer run side by side
 
-    @field_validator("steps", "batch_size", "sync_every", "save_every", "keep_checkpoints", "micro_batch_tokens")
+    @field_validator(
+        "steps", "batch_size", "sync_every", "save_every", "keep_checkpoints", "micro_batch_tokens", "threads"
+    )
     @classmethod
     def _at_least_one(cls, value: int) -> int:
         if value < 1:
             raise ValueError("must be at least 1")
+        return value
+
+    @field_validator("lr", "critic_lr", "max_grad_norm", "max_mismatch")
+    @classmethod
+    def _positive(cls, value: float) -> float:
+        if not 0 < value < math.inf:
+            raise ValueError("must be above 0")
         return value

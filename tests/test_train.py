@@ -1,0 +1,163 @@
+"""The training run, whole and short: the shipped policy, real boxes, real updates, and what can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import training_runs as runs
+
+from glmgym.errors import ConfigError, GlmgymError, StoreError
+from glmgym.events import EvaluationFinished, Event, ParityChecked, RunStarted, StepFinished
+from glmgym.fleet import RolloutStalled
+from glmgym.store import State, TrajectoryStore
+from glmgym.verify import verify_run
+from glmgym_trainers import checkpoint
+from glmgym_trainers.policy import load_policy
+from glmgym_trainers.recipe import Recipe, load_recipe
+from glmgym_trainers.run import train
+from glmgym_trainers.runlog import read_rows
+
+pytestmark = pytest.mark.bubblewrap
+OVERRIDES: dict[str, Any] = {
+    "trainer.steps": 2,
+    "trainer.batch_size": 8,
+    "algorithm.value_warmup": 1,
+    "fleet.max_live": 8,
+    "sandbox.warm": 1,
+    "eval.episodes": 6,
+}
+
+
+def _recipe(**changes: Any) -> Recipe:
+    return load_recipe("quickstart", {**OVERRIDES, **{key.replace("__", "."): value for key, value in changes.items()}})
+
+
+def test_a_short_run_writes_everything_a_reader_needs(tmp_path: Path, bubblewrap_works: None) -> None:
+    events: list[Event] = []
+    asyncio.run(train(_recipe(), tmp_path / "run", resume=False, on_event=events.append))
+    kinds = [type(event) for event in events]
+    assert kinds[0] is RunStarted
+    assert [e.label for e in events if isinstance(e, EvaluationFinished)] == ["before", "after"]
+    assert kinds.index(ParityChecked) < kinds.index(StepFinished)
+    steps = [event for event in events if isinstance(event, StepFinished)]
+    assert [event.step for event in steps] == [1, 2, 3]
+    assert "dis/trusted_fraction" not in steps[0].metrics  # the critic alone learns
+    assert 0.9 < steps[1].metrics["dis/trusted_fraction"] <= 1.0
+    assert {"batch/success", "batch/staleness", "rollout/episodes_per_s"} <= set(steps[2].metrics)
+    run = tmp_path / "run"
+    for name in ("config.toml", "metrics.jsonl", "learning_curve.png", "checkpoints/step-000003/policy/config.json"):
+        assert (run / name).stat().st_size > 0, name
+    assert list((run / "tensorboard").glob("events*"))
+    assert [row["event"] for row in read_rows(run / "metrics.jsonl")].count("step") == 3
+    with TrajectoryStore.open(run / "trajectories" / "store.sqlite", read_only=True) as store:
+        counts = store.counts()
+        assert counts.holds_law()
+        assert counts.consumed == 24
+        for row in store.summaries(State.CONSUMED):
+            assert row.num_trained == row.num_sampled
+            assert row.consumed_version is not None
+            assert row.consumed_version - 1 - row.oldest_version <= 1
+    assert not verify_run(run).problems
+    trained = load_policy(run / "checkpoints" / "step-000003" / "policy").model.state_dict()
+    start = load_policy("quickstart").model.state_dict()
+    assert any(not tensor.equal(start[name]) for name, tensor in trained.items())
+    with pytest.raises(ConfigError, match="already holds a run; add --resume"):
+        asyncio.run(train(_recipe(), run, resume=False))
+    with pytest.raises(ConfigError, match=r"another recipe: trainer\.lr was 0\.0004, now 0\.1"):
+        asyncio.run(train(_recipe(trainer__lr=0.1), run, resume=True))
+    asyncio.run(train(_recipe(trainer__steps=3, eval__episodes=6), run, resume=True))  # further than asked at first
+    assert checkpoint.latest(run).step == 4  # type: ignore[union-attr]
+
+
+def test_a_group_algorithm_trains_on_whole_groups(tmp_path: Path, bubblewrap_works: None) -> None:
+    changes = {**OVERRIDES, "eval.episodes": 0, "algorithm": {"name": "dis", "group_size": 4}}
+    del changes["algorithm.value_warmup"]
+    recipe = load_recipe("quickstart", changes)
+    asyncio.run(train(recipe, tmp_path / "run", resume=False))
+    with TrajectoryStore.open(tmp_path / "run" / "trajectories" / "store.sqlite", read_only=True) as store:
+        groups = [row.group_id or row.id for row in store.summaries(State.CONSUMED)]  # the first names its group
+    assert len(groups) == 16
+    assert all(groups.count(group) == 4 for group in groups)
+
+
+def test_an_interrupt_stops_cleanly_and_resume_finishes(tmp_path: Path, bubblewrap_works: None) -> None:
+    out = tmp_path / "run"
+    process = runs.start(out, settings=(*runs.SMALL, "trainer.steps=100000"))
+    deadline = time.monotonic() + 60
+    while checkpoint.latest(out) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, output
+    assert "run the same command with --resume to go on" in output
+    assert "Traceback" not in output
+    step = checkpoint.latest(out).step  # type: ignore[union-attr]
+    with TrajectoryStore.open(out / "trajectories" / "store.sqlite", read_only=True) as store:
+        counts = store.counts()
+        assert counts.holds_law()
+        assert counts.running == counts.not_started == 0
+    again = subprocess.run(
+        runs.command(out, resume=True, settings=(*runs.SMALL, f"trainer.steps={step}")),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert checkpoint.latest(out).step == step + 1  # type: ignore[union-attr]
+    assert runs.left_over(out) == []
+
+
+def test_a_full_disk_keeps_what_was_saved_and_says_what_to_do(
+    tmp_path: Path, bubblewrap_works: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up at the third checkpoint: the sentence names it, the second one is intact, resume goes on."""
+    run, fail_at = tmp_path / "run", 3
+    real = checkpoint.save_policy
+
+    def fills_up(directory: Path, *args: Any) -> None:
+        if f"step-{fail_at:06d}" in str(directory):
+            raise OSError(28, "No space left on device")
+        real(directory, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_policy", fills_up)
+        with pytest.raises(GlmgymError, match=r"step-000003 cannot be written: No space left .* --resume"):
+            asyncio.run(train(_recipe(eval__episodes=0), run, resume=False))
+    assert checkpoint.latest(run).step == 2  # type: ignore[union-attr]
+    asyncio.run(train(_recipe(eval__episodes=0), run, resume=True))
+    assert checkpoint.latest(run).step == 3  # type: ignore[union-attr]
+    assert not verify_run(run).problems
+
+
+def test_mistakes_stop_the_run_with_a_sentence(tmp_path: Path, bubblewrap_works: None) -> None:
+    with pytest.raises(ConfigError, match="no checkpoint at 'nowhere'"):
+        asyncio.run(train(_recipe(policy__init="nowhere"), tmp_path / "a", resume=False))
+    with pytest.raises(ConfigError, match=r"did you mean 'terminal-basics-v0'\?"):
+        asyncio.run(train(_recipe(env__id="terminal-basic-v0"), tmp_path / "b", resume=False))
+    with pytest.raises(ConfigError, match="holds no run to resume"):
+        asyncio.run(train(_recipe(), tmp_path / "c", resume=True))
+    (tmp_path / "d" / "trajectories").mkdir(parents=True)
+    (tmp_path / "d" / "trajectories" / "store.sqlite").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StoreError, match=r"store\.sqlite"):
+        asyncio.run(train(_recipe(), tmp_path / "d", resume=False))
+
+
+def test_an_environment_that_always_fails_ends_the_run_and_keeps_the_records(
+    tmp_path: Path, bubblewrap_works: None
+) -> None:
+    """Prompts longer than the context: every reset is an environment failure, none a reward of 0."""
+    with pytest.raises(RolloutStalled, match="the opening prompt has"):
+        asyncio.run(
+            train(
+                _recipe(policy__context_length=40, eval__episodes=0, fleet__stall_s=2.0), tmp_path / "run", resume=False
+            )
+        )
+    with TrajectoryStore.open(tmp_path / "run" / "trajectories" / "store.sqlite", read_only=True) as store:
+        failed = [row for row in store.summaries(State.DISCARDED) if row.failure]
+    assert failed
+    assert all(row.reward is None and row.failure.startswith("env:") for row in failed)
