@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from glmgym.cli.app import app
 from glmgym.errors import GlmgymError
@@ -13,7 +14,22 @@ def main() -> None:
     try:
         app()
     except GlmgymError as error:
-        from rich.console import Console
+        _refuse(error)
+    except ExceptionGroup as group:  # an expected error of one of many concurrent episodes is still one sentence
+        known = group.subgroup(GlmgymError)
+        if known is None:
+            raise
+        _refuse(_first(known))
 
-        Console(stderr=True, soft_wrap=True).print(f"glmgym: {error}", style="red", markup=False, highlight=False)
-        sys.exit(2)
+
+def _refuse(error: BaseException) -> NoReturn:
+    from rich.console import Console
+
+    Console(stderr=True, soft_wrap=True).print(f"glmgym: {error}", style="red", markup=False, highlight=False)
+    sys.exit(2)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

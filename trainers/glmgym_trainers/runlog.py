@@ -152,6 +152,7 @@ def draw_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
             f"{overall['mean']:.2f}", (row["step"], overall["mean"]), textcoords="offset points", xytext=(8, -4)
         )
     axes.set(xlabel="update", ylabel="success", ylim=(0, 1.02))
+    axes.margins(x=0.08)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.tight_layout()
