@@ -9,8 +9,10 @@ import time
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from glmgym.events import (
     CheckpointSaved,
@@ -35,28 +37,28 @@ class TrainingDisplay:
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            console=console,
-            disable=not console.is_terminal,
-            refresh_per_second=4,
+            TextColumn("{task.fields[left]}"),
         )
+        self._numbers = ""
+        self._curve: list[float] = []  # success of each update's batch
         self._task: TaskID | None = None
         self._first_step_at = 0.0
         self._run = RunStarted(directory=None, steps=0, first_step=0)  # type: ignore[arg-type]
-        self._episodes = 0
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> TrainingDisplay:
-        self._progress.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._live.stop()
 
     def note(self, text: str) -> None:
         """Print a line above the live view."""
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -76,13 +78,20 @@ class TrainingDisplay:
                     f"mean {mean:.1e}"
                 )
             case RolloutFinished():
-                self._episodes += 1
                 self._training()
             case StepFinished(step, metrics):
                 self._training()
                 self._step(step, dict(metrics))
             case CheckpointSaved():
                 pass
+
+    def _render(self) -> RenderableType:
+        if self._task is None:
+            return Text()
+        lines: list[RenderableType] = [self._progress]
+        if self._numbers:
+            lines += [Text(self._numbers), Text(f"success by update {_sparkline(self._curve[-60:])}", style="dim")]
+        return Group(*lines)
 
     def _training(self) -> None:
         if self._task is None:
@@ -93,8 +102,10 @@ class TrainingDisplay:
         done = step - self._run.first_step
         left = (time.monotonic() - self._first_step_at) / max(done, 1) * (self._run.steps - step)
         numbers = _step_numbers(metrics)
+        self._numbers = numbers
+        self._curve.append(metrics.get("batch/success", 0.0))
         if self._task is not None:
-            self._progress.update(self._task, completed=step, numbers=f"{numbers}  left {left:.0f} s")
+            self._progress.update(self._task, completed=step, left=f"{left:.0f} s left")
         if not self._console.is_terminal:
             self.note(f"update {step:3d}/{self._run.steps}  {numbers}  left {left:.0f} s")
         if step == self._run.steps:
@@ -102,7 +113,7 @@ class TrainingDisplay:
 
     def _show(self, description: str, total: int, completed: int = 0) -> None:
         self._hide()
-        self._task = self._progress.add_task(description, total=total, completed=completed, numbers="")
+        self._task = self._progress.add_task(description, total=total, completed=completed, left="")
 
     def _advance(self) -> None:
         if self._task is not None:
@@ -114,8 +125,14 @@ class TrainingDisplay:
             self._task = None
 
 
+def _sparkline(values: list[float]) -> str:
+    """One block a value, from 0 (lowest) to 1 (full)."""
+    blocks = "▁▂▃▄▅▆▇█"
+    return "".join(blocks[min(len(blocks) - 1, int(max(0.0, value) * len(blocks)))] for value in values)
+
+
 def _step_numbers(metrics: dict[str, float]) -> str:
-    """The seven numbers worth watching, on one line."""
+    """The numbers worth watching, on one line of 80 columns."""
 
     def number(name: str, form: str) -> str:
         return format(metrics[name], form) if name in metrics else "-"
@@ -124,7 +141,7 @@ def _step_numbers(metrics: dict[str, float]) -> str:
         (
             f"success {number('batch/success', '.2f')}",
             f"reward {number('batch/reward', '.2f')}",
-            f"staleness {number('batch/staleness', '.1f')}",
+            f"stale {number('batch/staleness', '.1f')}",
             f"trusted {number('dis/trusted_fraction', '.3f')}",
             f"tok/s {number('rollout/sampled_tokens_per_s', '.0f')}",
             f"ep/s {number('rollout/episodes_per_s', '.1f')}",

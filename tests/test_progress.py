@@ -1,0 +1,53 @@
+"""The live view of a run, as text: what a person needs to see, and nothing torn."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from glmgym.cli.progress import TrainingDisplay
+from glmgym.events import EvaluationFinished, EvaluationStarted, ParityChecked, RunStarted, StepFinished
+
+METRICS = {
+    "batch/success": 0.5,
+    "batch/reward": 0.25,
+    "batch/staleness": 1.0,
+    "dis/trusted_fraction": 0.999,
+    "rollout/sampled_tokens_per_s": 350.4,
+    "rollout/episodes_per_s": 9.04,
+}
+OVERALL = {"mean": 0.48, "low": 0.42, "high": 0.54, "attempts": 256}
+
+
+def _shown(*, terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
+    with TrainingDisplay(console) as display:
+        display(RunStarted(Path("runs/x"), 3, 1))
+        display(EvaluationStarted("before", 256))
+        summary = {"overall": OVERALL, "families": {"find": OVERALL}, "failures": {"sandbox": 2}}
+        display(EvaluationFinished("before", summary))
+        display(ParityChecked(1e-5, 1e-7, 1200))
+        display(StepFinished(2, METRICS))
+    return out.getvalue()
+
+
+def test_a_pipe_gets_one_line_per_event() -> None:
+    lines = _shown(terminal=False).splitlines()
+    assert lines[0] == "runs/x: 3 updates, from update 1"
+    assert lines[1].startswith("held-out success before training: 0.480 (95 % interval 0.420 to 0.540, 256 episodes)")
+    assert lines[1].endswith("failures apart: {'sandbox': 2}")
+    assert lines[2] == "  find 0.48"
+    assert lines[3].startswith("engine and trainer agree on 1200 sampled tokens: largest difference 1.0e-05 nats")
+    assert lines[4].startswith(
+        "update   2/3  success 0.50  reward 0.25  stale 1.0  trusted 0.999  tok/s 350  ep/s 9.0  left"
+    )
+    assert len(lines) == 5
+
+
+def test_a_terminal_of_80_columns_shows_the_numbers_whole() -> None:
+    shown = _shown(terminal=True)
+    assert "success 0.50  reward 0.25  stale 1.0  trusted 0.999  tok/s 350  ep/s 9.0\n" in shown.replace("\r", "")
+    assert "success by update ▅" in shown
