@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,25 +113,30 @@ def test_an_interrupt_stops_cleanly_and_resume_finishes(tmp_path: Path, bubblewr
     assert runs.left_over(out) == []
 
 
-def test_a_full_disk_keeps_what_was_saved_and_says_what_to_do(
-    tmp_path: Path, bubblewrap_works: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk fills up at the third checkpoint: the sentence names it, the second one is intact, resume goes on."""
-    run, fail_at = tmp_path / "run", 3
-    real = checkpoint.save_policy
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for two checkpoints and no third."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("a full disk needs a mount, and that needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "small", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
 
-    def fills_up(directory: Path, *args: Any) -> None:
-        if f"step-{fail_at:06d}" in str(directory):
-            raise OSError(28, "No space left on device")
-        real(directory, *args)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_policy", fills_up)
-        with pytest.raises(GlmgymError, match=r"step-000003 cannot be written: No space left .* --resume"):
-            asyncio.run(train(_recipe(eval__episodes=0), run, resume=False))
-    assert checkpoint.latest(run).step == 2  # type: ignore[union-attr]
-    asyncio.run(train(_recipe(eval__episodes=0), run, resume=True))
-    assert checkpoint.latest(run).step == 3  # type: ignore[union-attr]
+def test_a_full_disk_keeps_what_was_saved_and_says_what_to_do(small_disk: Path, bubblewrap_works: None) -> None:
+    """The disk fills up at a checkpoint: the sentence names it, earlier ones are intact, resume goes on."""
+    run = small_disk / "run"
+    recipe = _recipe(eval__episodes=0, trainer__steps=3)
+    with pytest.raises(GlmgymError, match=r"step-00000\d cannot be written: .* --resume"):
+        asyncio.run(train(recipe, run, resume=False))
+    saved = checkpoint.latest(run)
+    assert saved is not None
+    assert load_policy(saved.policy_dir).files
+    subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
+    asyncio.run(train(recipe, run, resume=True))
+    assert checkpoint.latest(run).step == 4  # type: ignore[union-attr]
     assert not verify_run(run).problems
 
 

@@ -25,7 +25,8 @@ GONE_WITHIN_S = 10.0
 @pytest.mark.bubblewrap
 def test_killed_at_random_moments_and_resumed(tmp_path: Path, bubblewrap_works: None) -> None:
     """S4, S1, X5: each id is trained at most once over all lives, the law holds in each, the boxes end with the run."""
-    out, before, rng = tmp_path / "run", runs.mounts(), random.Random(7)
+    out, rng = tmp_path / "run", random.Random(7)
+    before = runs.mounts(out)
     endless = (*runs.SMALL, "trainer.steps=100000")
     consumed: dict[str, int | None] = {}
     for life in range(KILLS):
@@ -38,7 +39,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, bubblewrap_works: 
         else:
             pytest.fail(f"life {life} ended by itself:\n{output}")
         _wait_until_gone(out)
-        assert runs.mounts() == before
+        assert runs.mounts(out) == before
         consumed = _check_store(out, consumed)
         print(f"life {life}: killed after {moment:.1f} s, {len(consumed)} trajectories consumed")
     latest = checkpoint.latest(out)

@@ -58,8 +58,10 @@ def left_over(out: Path) -> list[str]:
     return found
 
 
-def mounts() -> set[str]:
-    return {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
+def mounts(out: Path) -> set[str]:
+    """Mount points of this machine, without those that other tests make in their own temporary directories."""
+    points = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
+    return {point for point in points if "/pytest-of-" not in point or point.startswith(str(out))}
 
 
 def kill(process: subprocess.Popen[str]) -> None:

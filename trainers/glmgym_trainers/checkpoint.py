@@ -6,6 +6,7 @@ optimisers and the counters.
 
 from __future__ import annotations
 
+import io
 import shutil
 import tomllib
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 import tomli_w
 import torch
+from safetensors import SafetensorError
 
 from glmgym.errors import ConfigError, GlmgymError
 from glmgym_trainers.learner import Learner
@@ -80,12 +82,14 @@ def save(run: Path, learner: Learner, policy: Policy, *, keep: int) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         (partial / "policy").mkdir(parents=True)
         save_policy(partial / "policy", learner.actor.model, policy.speech, policy.files)
-        torch.save(learner.state(), partial / "trainer.pt")
+        state = io.BytesIO()  # torch's own file writer turns a full disk into a RuntimeError about positions
+        torch.save(learner.state(), state)
+        (partial / "trainer.pt").write_bytes(state.getvalue())
         replace_directory(partial, final)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise GlmgymError(
-            f"checkpoint {final} cannot be written: {error.strerror or error}; "
+            f"checkpoint {final} cannot be written: {error}; "
             "make room and run again with --resume: everything up to the previous checkpoint is kept"
         ) from error
     for old in sorted(path for path in (run / "checkpoints").glob("step-*") if path.suffix != ".partial")[:-keep]:
