@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from glmgym.errors import GlmgymError
 from glmgym.registry import environments, load_component
+from glmgym.sandbox import SandboxProvider
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,12 @@ async def _bubblewrap() -> Finding:
     except GlmgymError as error:
         return Finding("bubblewrap", "missing", str(error))
     problem = await probe()
-    return Finding("bubblewrap", "missing", problem) if problem else Finding("bubblewrap", "ok", "boxes start here")
+    if problem:
+        return Finding("bubblewrap", "missing", problem)
+    provider: SandboxProvider = load_component("sandboxes", "bubblewrap")()
+    note = provider.limits_note
+    await provider.close()
+    return Finding("bubblewrap", "ok", f"boxes start here. {note}".rstrip())
 
 
 def _docker() -> Finding:
