@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -64,7 +65,9 @@ def render_run(store: TrajectoryStore, *, limit: int | None = None) -> Renderabl
     table = Table(title=Text(title), header_style="bold", box=None)
     for name in ("id", "family", "versions", "turns", "tokens", "sampled", "reward or failure", "state"):
         numeric = name in ("turns", "tokens", "sampled")
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=name in ("id", "family", "versions"))
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        # Folded, not cut: in a narrow terminal an id that ends in … is of no use.
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name == "id")
     for row in shown:
         table.add_row(
             row.id,

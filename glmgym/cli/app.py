@@ -22,7 +22,6 @@ console = Console()
 app = typer.Typer(
     name="glmgym",
     help="Agentic environments and long-horizon RL for GLM-family models.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -35,16 +34,19 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     show: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Agentic environments and long-horizon RL for GLM-family models."""
+    if context.invoked_subcommand is None:
+        console.print(context.get_help(), markup=False, highlight=False)
 
 
-init_app = typer.Typer(help="Write a starting point.", no_args_is_help=True)
+init_app = typer.Typer(help="Write a starting point.")
 app.add_typer(init_app, name="init")
 # The engine and the trainer run side by side, one core each; spinning OpenMP threads would starve both.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -97,7 +99,9 @@ def evaluate_policy(
 @app.command()
 def envs() -> None:
     """List the registered environments."""
-    table = Table("id", "train", "held out", "box", "description", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for name in ("id", "train", "held out", "box", "description"):
+        table.add_column(name, no_wrap=name == "id", overflow="fold")
     for spec in environments().values():
         sizes = [f"{spec.tasks.size(split):,}" for split in ("train", "heldout")]
         table.add_row(spec.id, *sizes, "yes" if spec.box else "no", spec.description)
@@ -189,7 +193,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
 
 
 def _environment(name: str) -> Any:
-    return load_file(Path(name)) if Path(name).exists() else environment(name)
+    is_path = Path(name).exists() or name.endswith((".py", "/"))
+    return load_file(Path(name)) if is_path else environment(name)
 
 
 def _overrides(items: list[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from typing import Any, Literal
 
 from glmgym.errors import GlmgymError
@@ -71,6 +72,6 @@ def _docker() -> Finding:
 
 def _extra(module: str, extra: str, use: str, *, required: bool) -> Finding:
     if importlib.util.find_spec(module):
-        return Finding(module, "ok", use)
+        return Finding(module, "ok", f"{version(module)}: {use}")
     status: Literal["missing", "optional"] = "missing" if required else "optional"
     return Finding(module, status, f"not installed: pip install 'glmgym[{extra}]' ({use})")

@@ -73,10 +73,7 @@ class TrainingDisplay:
                 self._hide()
                 self.note(_evaluation_line(label, summary))
             case ParityChecked(largest, mean, tokens):
-                self.note(
-                    f"engine and trainer agree on {tokens} sampled tokens: largest difference {largest:.1e} nats, "
-                    f"mean {mean:.1e}"
-                )
+                self.note(f"engine and trainer agree on {tokens} sampled tokens to {largest:.1e} nats, mean {mean:.1e}")
             case RolloutFinished():
                 self._training()
             case StepFinished(step, metrics):
@@ -154,7 +151,7 @@ def _evaluation_line(label: str, summary: Any) -> str:
     families = ", ".join(f"{name} {row['mean']:.2f}" for name, row in summary["families"].items())
     failures = f"; failures apart: {summary['failures']}" if summary["failures"] else ""
     return (
-        f"held-out success {label} training: {overall['mean']:.3f} "
+        f"held-out success {label}: {overall['mean']:.3f} "
         f"(95 % interval {overall['low']:.3f} to {overall['high']:.3f}, {overall['attempts']} episodes){failures}\n"
         f"  {families}"
     )

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from glmgym.errors import ConfigError, GlmgymError
 from glmgym_trainers.learner import Learner
-from glmgym_trainers.policy import Policy, replace_directory, save_policy
+from glmgym_trainers.policy import Policy, replace_directory, replace_text, save_policy
 from glmgym_trainers.recipe import Recipe, dump_recipe
 
 CONFIG_FILE = "config.toml"
@@ -54,13 +54,17 @@ def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
         different = _differences(tomllib.loads(written.read_text()), wanted)
         if forbidden := [f"{key} {change}" for key, change in different.items() if key not in MAY_CHANGE]:
             raise ConfigError(f"{run} was started with another recipe: {'; '.join(forbidden)}")
-        written.write_text(tomli_w.dumps(wanted))
+        if different:
+            replace_text(written, tomli_w.dumps(wanted))
         return
-    if written.exists():
+    if written.exists() or latest(run) is not None:
         raise ConfigError(f"{run} already holds a run; add --resume to go on with it, or give another --out")
-    (run / "trajectories").mkdir(parents=True, exist_ok=True)
-    (run / "checkpoints").mkdir(exist_ok=True)
-    written.write_text(tomli_w.dumps(wanted))
+    try:
+        (run / "trajectories").mkdir(parents=True, exist_ok=True)
+        (run / "checkpoints").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the run directory {run} cannot be made: {error}; give another --out") from error
+    replace_text(written, tomli_w.dumps(wanted))
 
 
 def latest(run: Path) -> Checkpoint | None:
@@ -77,6 +81,8 @@ def save(run: Path, learner: Learner, policy: Policy, *, keep: int) -> Path:
         GlmgymError: the disk is full or read-only; earlier checkpoints stay.
     """
     final = run / "checkpoints" / f"step-{learner.step_count:06d}"
+    if final.is_dir():  # stopped again before the first update after a resume: this very state is there already
+        return final
     partial = final.with_suffix(".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,7 +1,7 @@
 """A policy on disk and in memory: a Hugging Face checkpoint directory plus how it speaks.
 
 Owned here: ``glmgym_policy.json`` beside the checkpoint (dialect, thinking, history mode), so that ``eval --policy
-DIR`` needs nothing else; and the atomic writing of such a directory.
+DIR`` needs nothing else; and writing such a directory, or one file of a run, so that it appears at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from glmgym.chat import Chat, load_tokenizer
-from glmgym.errors import ConfigError
+from glmgym.errors import ConfigError, GlmgymError
 from glmgym.settings import Settings, parse_settings
 
 ASSETS = Path(__file__).parent / "assets"
@@ -95,6 +95,23 @@ def save_policy(directory: Path, model: Any, speech: Speech, files: Mapping[str,
     for name, content in files.items():
         (directory / name).write_bytes(content)
     (directory / SPEECH_FILE).write_text(speech.model_dump_json(indent=2) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Make a file's new text appear at once: whatever happens on the way, the old one or the new one is there whole.
+
+    Raises:
+        GlmgymError: the disk is full or read-only; the old text stays.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise GlmgymError(f"{path} cannot be written: {error}; make room and run the command again") from error
 
 
 def replace_directory(partial: Path, final: Path) -> None:

@@ -44,7 +44,7 @@ class EvalSettings(Settings):
 
 
 class Recipe(Settings):
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     env: EnvSettings
     policy: PolicySettings = Field(default_factory=PolicySettings)
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
@@ -78,7 +78,10 @@ def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) 
 
 def parse_recipe(data: Mapping[str, Any], *, where: str) -> Recipe:
     """Strict settings from plain data; see ``load_recipe``."""
-    table = dict(data.get("algorithm", {}))
+    table = data.get("algorithm", {})
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where}: algorithm = {table!r}: must be a table, as in algorithm.name = {table!r}")
+    table = dict(table)
     name = str(table.pop("name", "sao"))
     if name not in ALGORITHMS:
         raise UnknownName("algorithm", name, ALGORITHMS)

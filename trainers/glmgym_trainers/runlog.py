@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
+from glmgym.errors import GlmgymError
 from glmgym.events import EvaluationFinished, Event, ParityChecked, RolloutFinished, StepFinished
 from glmgym.metrics import Max, Mean, Metric, Sum, merge, values
 from glmgym.trajectory import Trajectory
+from glmgym_trainers.policy import replace_text
 
 
 class RunLog:
@@ -24,7 +27,7 @@ class RunLog:
         self._directory = directory
         self._path = directory / "metrics.jsonl"
         self._rows = [row for row in read_rows(self._path) if row.get("step", 0) <= upto_step]
-        self._path.write_text("".join(json.dumps(row) + "\n" for row in self._rows))
+        replace_text(self._path, "".join(map(_line, self._rows)))
         self._file = self._path.open("a", buffering=1)
         self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=upto_step + 1)
         self._started = time.time() - max((row.get("time_s", 0.0) for row in self._rows), default=0.0)
@@ -35,36 +38,60 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        self._board.close()
+        try:
+            self._file.close()
+            self._board.close()
+        except OSError as full:
+            if error is None:  # else the error that ends the run is the one to read
+                raise self._unwritable(full) from full
 
     def __call__(self, event: Event) -> None:
-        """Write the events that carry numbers; the others pass."""
+        """Write the events that carry numbers; the others pass.
+
+        Raises:
+            GlmgymError: the disk is full; what was written stays.
+        """
+        try:
+            self._log(event)
+        except OSError as full:
+            raise self._unwritable(full) from full
+
+    def _log(self, event: Event) -> None:
         match event:
             case StepFinished(step, metrics):
                 self._write({"event": "step", "step": step, **metrics})
                 for name, value in metrics.items():
                     self._board.add_scalar(name, value, step)
             case EvaluationFinished(label, summary):
-                step = max((row.get("step", 0) for row in self._rows), default=0)
+                step = self._last_step()
                 self._write({"event": "evaluation", "label": label, "step": step, **summary})
-                self._board.add_scalar("eval/heldout_success", summary["overall"]["mean"], step)  # type: ignore[index]
+                mean = summary["overall"]["mean"]  # type: ignore[index]
+                if mean is not None:  # None: every attempt failed
+                    self._board.add_scalar("eval/heldout_success", mean, step)
             case ParityChecked(largest, mean, tokens):
                 self._write({"event": "parity", "step": 0, "largest": largest, "mean": mean, "tokens": tokens})
             case _:
                 pass
 
     def has_evaluation(self, label: str) -> bool:
-        return any(row.get("event") == "evaluation" and row.get("label") == label for row in self._rows)
+        """Of the policy as it is now: a run that was resumed to go further is evaluated again at its new end."""
+        wanted = ("evaluation", label, self._last_step())
+        return any((row.get("event"), row.get("label"), row.get("step")) == wanted for row in self._rows)
 
     def plot(self) -> None:
         """Draw ``learning_curve.png`` from what was written."""
         draw_learning_curve(self._rows, self._directory / "learning_curve.png")
 
+    def _last_step(self) -> int:
+        return max((row.get("step", 0) for row in self._rows), default=0)
+
     def _write(self, row: Mapping[str, Any]) -> None:
         row = {**row, "time_s": round(time.time() - self._started, 3)}
         self._rows.append(row)
-        self._file.write(json.dumps(row) + "\n")
+        self._file.write(_line(row))
+
+    def _unwritable(self, error: OSError) -> GlmgymError:
+        return GlmgymError(f"{self._directory} cannot be written: {error}; make room and run again with --resume")
 
 
 class RolloutWindow:
@@ -106,7 +133,7 @@ def rollout_metrics(trajectory: Trajectory) -> dict[str, Metric]:
 def batch_metrics(batch: Sequence[Trajectory], version: int) -> dict[str, float]:
     """What an update at ``version`` is about to train on. Success is a total reward of at least 1."""
     totals = [trajectory.outcome.total() for trajectory in batch]
-    ages = [version - trajectory.oldest_version for trajectory in batch if trajectory.num_sampled]
+    ages = [version - trajectory.oldest_version for trajectory in batch if trajectory.num_sampled] or [0]
     return {
         "batch/reward": float(np.mean(totals)),
         "batch/success": float(np.mean([total >= 1.0 for total in totals])),
@@ -127,6 +154,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _line(row: Mapping[str, Any]) -> str:
+    """One line of JSON. It knows no NaN and no infinity: such a number is null."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+    }
+    return json.dumps(finite, allow_nan=False) + "\n"
+
+
 def draw_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
     """Reward of the trained episodes per update, and held-out success before and after with 95 % intervals."""
     import matplotlib
@@ -134,9 +169,16 @@ def draw_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    steps = [row for row in rows if row.get("event") == "step" and "rollout/reward" in row]
-    evaluations = [row for row in rows if row.get("event") == "evaluation"]
+    steps = [row for row in rows if row.get("event") == "step" and row.get("rollout/reward") is not None]
+    warm_up = [row["step"] for row in steps if "policy/loss" not in row]
+    # No number where every attempt failed, and no interval where there was a single task.
+    evaluations = [r for r in rows if r.get("event") == "evaluation" and None not in r["overall"].values()]
     figure, axes = plt.subplots(figsize=(7.2, 4.2), dpi=150)
+    if warm_up:
+        axes.axvspan(
+            min(warm_up) - 0.5, max(warm_up) + 0.5, color="#999999", alpha=0.25, linewidth=0,
+            label="critic alone learns",
+        )  # fmt: skip
     axes.plot(
         [row["step"] for row in steps], [row["rollout/reward"] for row in steps],
         color="#4c72b0", alpha=0.7, marker=".", label="training episodes, mean reward",
@@ -151,8 +193,9 @@ def draw_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
         axes.annotate(
             f"{overall['mean']:.2f}", (row["step"], overall["mean"]), textcoords="offset points", xytext=(8, -4)
         )
-    axes.set(xlabel="update", ylabel="success", ylim=(0, 1.02))
     axes.margins(x=0.08)
+    bottom, top = axes.get_ylim()
+    axes.set(xlabel="update", ylabel="success", ylim=(min(bottom, 0.0), max(top, 1.02)))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.tight_layout()

@@ -34,6 +34,20 @@ class TrainerSettings(Settings):
             raise ValueError("must be at least 1")
         return value
 
+    @field_validator("betas")
+    @classmethod
+    def _averages(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError("each must lie in [0, 1)")
+        return value
+
+    @field_validator("weight_decay")
+    @classmethod
+    def _not_negative(cls, value: float) -> float:
+        if not 0 <= value < math.inf:
+            raise ValueError("must be at least 0")
+        return value
+
     @field_validator("lr", "critic_lr", "max_grad_norm", "max_mismatch")
     @classmethod
     def _positive(cls, value: float) -> float:
