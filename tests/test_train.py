@@ -94,7 +94,7 @@ def test_an_interrupt_stops_cleanly_and_resume_finishes(tmp_path: Path, bubblewr
     deadline = time.monotonic() + 60
     while checkpoint.latest(out) is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130, output
     assert "run the same command with --resume to go on" in output
@@ -104,6 +104,7 @@ def test_an_interrupt_stops_cleanly_and_resume_finishes(tmp_path: Path, bubblewr
         counts = store.counts()
         assert counts.holds_law()
         assert counts.running == counts.not_started == 0
+        assert not [row.failure for row in store.summaries() if row.failure]  # no box died of the interrupt
     again = subprocess.run(
         runs.command(out, resume=True, settings=(*runs.SMALL, f"trainer.steps={step}")),
         capture_output=True, text=True, timeout=120, check=False,

@@ -342,6 +342,7 @@ async def _spawn(host: Host, options: list[str], fds: tuple[int, ...]) -> asynci
             cwd=host.cwd,
             env=host.env,
             pass_fds=fds,
+            start_new_session=True,  # Ctrl-C in a terminal reaches the driver alone, which then ends its boxes in order
             limit=1 << 20,
         )
     )

@@ -175,10 +175,8 @@ def draw_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
     evaluations = [r for r in rows if r.get("event") == "evaluation" and None not in r["overall"].values()]
     figure, axes = plt.subplots(figsize=(7.2, 4.2), dpi=150)
     if warm_up:
-        axes.axvspan(
-            min(warm_up) - 0.5, max(warm_up) + 0.5, color="#999999", alpha=0.25, linewidth=0,
-            label="critic alone learns",
-        )  # fmt: skip
+        span = (min(warm_up) - 0.5, max(warm_up) + 0.5)
+        axes.axvspan(*span, color="#999999", alpha=0.25, linewidth=0, label="critic alone learns")
     axes.plot(
         [row["step"] for row in steps], [row["rollout/reward"] for row in steps],
         color="#4c72b0", alpha=0.7, marker=".", label="training episodes, mean reward",
@@ -190,10 +188,13 @@ def draw_learning_curve(rows: list[dict[str, Any]], path: Path) -> None:
             yerr=[[overall["mean"] - overall["low"]], [overall["high"] - overall["mean"]]],
             fmt="o", capsize=4, color="#c44e52", label=None if number else "held-out success, 95 % interval",
         )  # fmt: skip
+        # Outwards, beside the curve.
+        side, align = (1, "left") if row["step"] else (-1, "right")
         axes.annotate(
-            f"{overall['mean']:.2f}", (row["step"], overall["mean"]), textcoords="offset points", xytext=(8, -4)
-        )
-    axes.margins(x=0.08)
+            f"{overall['mean']:.2f}", (row["step"], overall["mean"]),
+            textcoords="offset points", xytext=(8 * side, -4), ha=align,
+        )  # fmt: skip
+    axes.margins(x=0.1)
     bottom, top = axes.get_ylim()
     axes.set(xlabel="update", ylabel="success", ylim=(min(bottom, 0.0), max(top, 1.02)))
     axes.grid(alpha=0.3)
