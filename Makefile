@@ -15,7 +15,8 @@ help:
 	@echo "make test    install and run linters, type checks, the import contract and the tests"
 	@echo "make soak    the long tests, whole"
 	@echo "make lint    ruff, mypy and the import contract alone"
-	@echo "make bench   the benchmarks, one JSON object each"
+	@echo "make bench   the benchmarks, one JSON object each; fails when one misses a target"
+	@echo "make clean   remove the virtual environment and the caches; runs stay"
 
 train: $(VENV)/.train
 	$(BIN)/glmgym train quickstart --out $(RUN) --set seed=$(SEED)
@@ -33,14 +34,16 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev
-	@for file in sandbox rollout engine trainer; do echo "== $$file"; $(BIN)/python benchmarks/$$file.py --json || true; done
+	@missed=; for name in sandbox rollout engine trainer; do \
+		echo "== $$name"; $(BIN)/python benchmarks/$$name.py --json || missed="$$missed $$name"; \
+	done; [ -z "$$missed" ] || { echo "short of a target, or could not run:$$missed"; exit 1; }
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "glmgym needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; } # half of one, without pip, would pass for done
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -19,40 +20,49 @@ OUT = Path(__file__).parents[1] / "docs" / "recipes.md"
 HEAD = """# Recipes
 
 A recipe is a TOML file of the tables below; `glmgym train RECIPE --set table.key=value` overrides a key. An unknown key
-is an error that names the nearest known one. `scripts/write_recipe_docs.py` writes this page from the settings.
-"""
+is an error that names the nearest known one. Defaults stand as you would write them in TOML; where it says none, leave
+the key out. A whole recipe: `trainers/recipes/quickstart.toml`. `scripts/write_recipe_docs.py` writes this page."""
 
 
 def render() -> str:
     """The whole page."""
-    parts = [HEAD]
-    tables: dict[str, type[Settings]] = {}
+    seed = _default(Recipe.model_fields["seed"])
+    parts = [HEAD, f"`seed` stands outside the tables: default {seed}, the seed of everything random in the run."]
     for name, field in Recipe.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings) and name != "algorithm":
-            tables[name] = field.annotation
-    parts.append("`seed` stands outside the tables: default `0`, the seed of everything random in the run.")
-    parts += [_table(f"[{name}]", model) for name, model in tables.items()]
+            parts.append(_table(f"[{name}]", field.annotation))
     for name, algorithm in ALGORITHMS.items():
-        title = f'[algorithm] with name = "{name}"'
-        parts.append(_table(title, algorithm.Settings))
+        parts.append(_table(f'[algorithm] with name = "{name}"', algorithm.Settings))
     return "\n\n".join(parts) + "\n"
 
 
 def _table(title: str, model: type[Settings]) -> str:
     comments = _comments(model)
     lines = [f"## {title}", ""]
-    if model.__doc__ and model.__doc__ != Settings.__doc__:
-        lines += [" ".join(model.__doc__.split()), ""]
+    bases = model.__mro__[1 : model.__mro__.index(Settings)]
+    texts = [model.__doc__ or "", *((base.__doc__ or "").split(". ")[0].rstrip(".") + "." for base in bases)]
+    if any(texts):
+        lines += [" ".join(" ".join(texts).replace("``", "`").split()), ""]
     lines += ["| key | default | meaning |", "|---|---|---|"]
     for name, field in model.model_fields.items():
         if name != "name":  # an algorithm's, already in the title
-            lines.append(f"| `{name}` | {_default(field)} | {comments.get(name, '')} |")
+            meaning = _choices(field) + comments.get(name, "")
+            lines.append(f"| `{name}` | {_default(field)} | {meaning} |")
     return "\n".join(lines)
 
 
 def _default(field: FieldInfo) -> str:
     value: Any = field.get_default(call_default_factory=True)
-    return "required" if value is PydanticUndefined else f"`{value!r}`".replace("|", "\\|")
+    if value is PydanticUndefined:
+        return "required"
+    # JSON's texts of these values are TOML's too; only null is not.
+    return "none" if value is None else f"`{json.dumps(value)}`"
+
+
+def _choices(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is not Literal:
+        return ""
+    return " or ".join(f"`{json.dumps(choice)}`" for choice in get_args(field.annotation)) + "; "
 
 
 def _comments(model: type[Settings]) -> dict[str, str]:

@@ -23,9 +23,15 @@ def _cited() -> dict[str, set[str]]:
     return found
 
 
+def _rows() -> list[list[str]]:
+    """Id, source, kind and tests of each case on the page."""
+    table = PAGE.split("## Sandbox hazards")[0]
+    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
 def test_the_page_lists_exactly_the_tests_that_cite_a_case() -> None:
-    rows = re.findall(r"^\| ([TPOSXHE]\d) \|.*\| (.+) \|$", PAGE, re.MULTILINE)
-    listed = {case: set(re.findall(r"`([^`]+)`", tests)) for case, tests in rows}
+    listed = {case: set(re.findall(r"`([^`]+)`", tests)) for case, _, _, tests in _rows()}
     cited = _cited()
     wrong = {
         case: {
@@ -37,6 +43,32 @@ def test_the_page_lists_exactly_the_tests_that_cite_a_case() -> None:
     }
     assert not wrong, f"docs/field_cases.md: {wrong}"
     assert set(NEEDED) <= set(listed)
+
+
+def test_a_case_stands_once_with_its_source_and_its_kind() -> None:
+    rows = _rows()
+    assert len({case for case, *_ in rows}) == len(rows)
+    for case, source, kind, _ in rows:
+        assert source, case
+        assert len(kind.split()) >= 5, case  # a sentence of our own, not a label
+
+
+def test_every_contract_that_proves_a_case_is_run() -> None:
+    """A contract's file collects nothing by itself: a ``Test...`` class of a test module must inherit its classes."""
+    modules = [ast.parse(path.read_text()) for path in TESTS.glob("test_*.py")]
+    bases = {
+        base.id: node.name
+        for module in modules
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test")
+        for base in node.bases
+        if isinstance(base, ast.Name)
+    }
+    contracts = {test.split("::")[0] for tests in _cited().values() for test in tests if not test.startswith("test_")}
+    assert contracts == {"engine_contract.py", "sandbox_contract.py"}
+    for file in contracts:
+        names = {node.name for node in ast.parse((TESTS / file).read_text()).body if isinstance(node, ast.ClassDef)}
+        assert names <= set(bases), file
 
 
 def test_every_test_named_for_a_hazard_exists() -> None:

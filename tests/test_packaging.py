@@ -1,4 +1,4 @@
-"""What is installed is what was tested: the wheel works alone, and no core module escapes the import contract."""
+"""What is installed is what was tested: the wheel works alone, no core module escapes the import contract."""
 
 from __future__ import annotations
 
@@ -83,3 +83,43 @@ def test_every_core_module_has_a_layer() -> None:
     modules = [path.stem for path in (ROOT / "glmgym").glob("*.py") if path.stem != "__init__"]
     modules += [path.parent.name for path in (ROOT / "glmgym").glob("*/__init__.py")]
     assert sorted(listed) == sorted([*(f"glmgym.{name}" for name in modules), *PACKAGES[1:]])
+
+
+def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """``make`` on the repository's Makefile, but in ``cwd``: nothing here touches the checkout's own environment."""
+    command = ["make", "-f", str(ROOT / "Makefile"), *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_make_alone_explains_every_target(tmp_path: Path) -> None:
+    (targets,) = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    shown = make(cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert re.findall(r"^make (\w+) ", shown.stdout, re.MULTILINE) == [
+        name for name in targets.split() if name != "help"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ('[ "$1" != -c ]', "glmgym needs Python 3.11 or newer"),  # as 3.10 answers the question for its version
+        (
+            '[ "$1" = -c ] || { mkdir -p .venv/bin; touch .venv/bin/python; echo "no ensurepip"; false; }',
+            "no ensurepip",
+        ),
+    ],
+    ids=["too old", "no venv package"],
+)
+def test_a_python_that_cannot_serve_is_named_each_time(tmp_path: Path, python: str, said: str) -> None:
+    """What a failed attempt leaves behind must not pass for a virtual environment the second time."""
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{python}\n")
+    (tmp_path / "python").chmod(0o755)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    for _ in range(2):
+        result = make("train", f"PYTHON={tmp_path / 'python'}", cwd=tmp_path)
+        assert result.returncode != 0
+        assert said in result.stdout
+        assert not (tmp_path / ".venv").exists()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from glmgym.check import check
+from glmgym.cli.app import app
+from glmgym.evaluate import wilson
 from glmgym.registry import load_file
 from glmgym_envs.terminal.families import FAMILIES
 from glmgym_sandboxes.bubblewrap import open_provider
+from glmgym_trainers.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -48,3 +54,59 @@ def test_the_files_it_names_exist() -> None:
     for pair in names:
         name = pair[0] or pair[1]
         assert (ROOT / name).exists(), name
+
+
+def _commands(group: Any = None, prefix: str = "glmgym") -> dict[str, Any]:
+    """Every command of the command line by its words, those of groups included."""
+    found: dict[str, Any] = {}
+    for name, command in (group or get_command(app)).commands.items():
+        words = f"{prefix} {name}"
+        found |= _commands(command, words) if hasattr(command, "commands") else {words: command}
+    return found
+
+
+def test_the_table_of_commands_is_the_command_line() -> None:
+    """Each command once, with options it has and the arguments it asks for."""
+    (table,) = re.findall(r"## Commands\n\n(.+?)\n\n", README, re.DOTALL)
+    commands = _commands()
+    seen = []
+    for line in re.findall(r"`(glmgym .+?)`", table):
+        (words,) = [words for words in commands if f"{line} ".startswith(f"{words} ")]
+        seen.append(words)
+        parameters = commands[words].params
+        options = {name for parameter in parameters for name in parameter.opts if name.startswith("--")}
+        required = [parameter for parameter in parameters if parameter.required]
+        assert set(re.findall(r"--\w+", line)) <= options, line
+        assert {parameter.opts[0] for parameter in required if parameter.opts[0].startswith("--")} <= set(line.split())
+        places = sum(not parameter.opts[0].startswith("--") for parameter in required)
+        assert len(re.findall(r" [A-Z]+\b", re.sub(r"\[.*?\]|--\w+ \S+", "", line))) == places, line
+    assert sorted(seen) == sorted(commands)
+
+
+def test_every_command_to_type_parses() -> None:
+    """The lines of the README's shell blocks, as the real parser reads them."""
+    blocks = re.findall(r"^```(\w*)\n(.+?)^```$", README, re.MULTILINE | re.DOTALL)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
+    typed = [shlex.split(line, comments=True) for line in lines if line.startswith("glmgym ")]
+    assert len(typed) >= 7
+    commands = _commands()
+    for words in typed:
+        (name,) = [name for name in commands if words[: len(name.split())] == name.split()]
+        commands[name].make_context(name, words[len(name.split()) :])
+
+
+def test_the_figures_agree_with_each_other_and_with_the_recipe() -> None:
+    """A success is a whole number of the tasks, its interval is Wilson's, and the counts are the recipe's."""
+    rows = re.findall(r"^\| (\d) \| (0\.\d{3}) \| (0\.\d{3}) \((0\.\d{3}) to (0\.\d{3})\)", README, re.MULTILINE)
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    recipe = load_recipe("quickstart")
+    episodes = recipe.eval.episodes
+    assert f"Success on {episodes} held-out tasks" in README
+    for _, before, after, low, high in rows:
+        for share in (before, after):
+            assert f"{round(float(share) * episodes) / episodes:.3f}" == share
+        interval = wilson(round(float(after) * episodes) / episodes, episodes)
+        assert [f"{bound:.3f}" for bound in interval] == [low, high]
+    updates = recipe.trainer.steps + recipe.algorithm.model_dump()["value_warmup"]
+    assert f"{updates * recipe.trainer.batch_size:,} episodes" in README
+    assert f"checkpoints/step-{updates:06d}/policy" in README

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import time
@@ -14,12 +15,15 @@ from typing import Any
 import pytest
 import training_runs as runs
 
+from glmgym import Opening, Reward, ScoreView, Task, ToolEnv, procedural, register
 from glmgym.errors import ConfigError, GlmgymError, StoreError
 from glmgym.events import EvaluationFinished, Event, ParityChecked, RunStarted, StepFinished
 from glmgym.fleet import RolloutStalled
+from glmgym.sandbox import Sandbox
 from glmgym.store import State, TrajectoryStore
 from glmgym.verify import verify_run
 from glmgym_trainers import checkpoint
+from glmgym_trainers.actor import ParityError
 from glmgym_trainers.policy import load_policy
 from glmgym_trainers.recipe import Recipe, load_recipe
 from glmgym_trainers.run import train
@@ -168,3 +172,84 @@ def test_an_environment_that_always_fails_ends_the_run_and_keeps_the_records(
         failed = [row for row in store.summaries(State.DISCARDED) if row.failure]
     assert failed
     assert all(row.reward is None and row.failure.startswith("env:") for row in failed)
+
+
+class Broken(ToolEnv):
+    """Cannot grade every second task; asked to, it cannot even begin. Needs no box."""
+
+    async def reset(self, task: Task, box: Sandbox | None) -> Opening:
+        if task.data["gone"]:
+            raise RuntimeError("its fixture is gone")
+        return await super().reset(task, box)
+
+    async def score(self, view: ScoreView) -> tuple[Reward, ...]:
+        if view.task.data["number"] % 2:
+            raise ValueError("an odd number")
+        return (Reward("even", 1.0),)
+
+
+def _register(name: str, *, gone: bool) -> None:
+    def make(rng: random.Random) -> Task:
+        return Task(instruction="Say done.", data={"number": rng.randrange(1000), "gone": gone})
+
+    register(name, Broken, tasks=procedural(make, train=1000, heldout=10, name=name))
+
+
+def test_failures_are_kept_and_never_trained(tmp_path: Path) -> None:
+    """Half the attempts fail in the scorer; the updates are made of the other half."""
+    _register("half-broken-v0", gone=False)
+    changes = {"env__id": "half-broken-v0", "eval__episodes": 0, "rollout__max_sampled_tokens": 8}
+    asyncio.run(train(_recipe(**changes), tmp_path / "run", resume=False))
+    with TrajectoryStore.open(tmp_path / "run" / "trajectories" / "store.sqlite", read_only=True) as store:
+        rows = store.summaries()
+    failed = [row for row in rows if row.failure]
+    assert len(failed) > 5
+    assert all("an odd number" in row.failure and row.reward is None and row.state is State.DISCARDED for row in failed)
+    consumed = [row for row in rows if row.state is State.CONSUMED]
+    assert [row.reward for row in consumed] == [1.0] * 24
+    steps = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if row["event"] == "step"]
+    assert sum(row["rollout/failures"] for row in steps) > 5
+
+
+def test_an_environment_that_always_raises_ends_the_run(tmp_path: Path) -> None:
+    _register("broken-v0", gone=True)
+    with pytest.raises(RolloutStalled, match=r"no attempt succeeded for 1 s; .*its fixture is gone"):
+        asyncio.run(
+            train(_recipe(env__id="broken-v0", eval__episodes=0, fleet__stall_s=1.0), tmp_path / "run", resume=False)
+        )
+    with TrajectoryStore.open(tmp_path / "run" / "trajectories" / "store.sqlite", read_only=True) as store:
+        assert store.counts().holds_law()
+        assert store.counts().running == 0
+        assert any("RuntimeError: its fixture is gone" in row.failure for row in store.summaries(State.DISCARDED))
+
+
+OWN = """
+from glmgym import Reward, Task, ToolEnv, procedural, register
+
+class Env(ToolEnv):
+    async def score(self, view):
+        return (Reward("answered", 1.0),)
+
+def make(rng):
+    return Task(instruction=f"Say {rng.random()}.")
+
+register("own-v0", Env, tasks=procedural(make, train=1000, heldout=10, name="own-v0"))
+"""
+
+
+def test_an_own_environment_by_path_and_a_disagreement_that_stops_the_run(tmp_path: Path) -> None:
+    """A user's file needs no installation. Two float32 forwards of different shapes never agree to 1e-12 nats."""
+    (tmp_path / "env.py").write_text(OWN)
+    changes = {"env__id": str(tmp_path), "eval__episodes": 0, "rollout__max_sampled_tokens": 8}
+    disagreement = r"at most 1e-12 is allowed; the worst:\n  t\d+ token \d+ \(id \d+\): rollout"
+    with pytest.raises(ParityError, match=disagreement):
+        asyncio.run(train(_recipe(**changes, trainer__max_mismatch=1e-12), tmp_path / "strict", resume=False))
+    assert checkpoint.latest(tmp_path / "strict") is None
+    with TrajectoryStore.open(tmp_path / "strict" / "trajectories" / "store.sqlite", read_only=True) as store:
+        counts, rows = store.counts(), store.summaries()
+    assert counts.holds_law()
+    assert (counts.consumed, counts.training) == (0, 8)  # taken, and given back by a resume: no step was noted
+    assert {row.step for row in rows} == {None}
+    asyncio.run(train(_recipe(**changes), tmp_path / "run", resume=False))
+    with TrajectoryStore.open(tmp_path / "run" / "trajectories" / "store.sqlite", read_only=True) as store:
+        assert [row.env_id for row in store.summaries(State.CONSUMED)] == ["own-v0"] * 24

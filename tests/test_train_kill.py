@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -11,9 +14,13 @@ from pathlib import Path
 import pytest
 import training_runs as runs
 
+from glmgym.events import CheckpointSaved, Event, ParityChecked, StepFinished
 from glmgym.store import State, TrajectoryStore
 from glmgym.verify import verify_run
 from glmgym_trainers import checkpoint
+from glmgym_trainers.recipe import load_recipe
+from glmgym_trainers.run import train
+from glmgym_trainers.runlog import read_rows
 
 KILLS = 20 if os.environ.get("GLMGYM_SOAK") else 3
 BATCH_SIZE = 8  # of training_runs.SMALL
@@ -50,6 +57,66 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, bubblewrap_works: 
     _wait_until_gone(out)
     assert len(_check_store(out, consumed)) == BATCH_SIZE * (steps + 1)  # one batch more warmed the critic up
     assert not verify_run(out).problems
+    _check_numbers(out)
+
+
+@pytest.mark.slow
+@pytest.mark.bubblewrap
+def test_killed_between_any_two_parts_of_an_update(tmp_path: Path, bubblewrap_works: None) -> None:
+    """Take, learn, save, consume: only a batch whose checkpoint appeared counts as trained, and then once."""
+    out = tmp_path / "run"
+    lives = multiprocessing.get_context("forkserver")
+    lives.set_forkserver_preload(["glmgym_trainers.run"])
+    marked: dict[str, list[str]] = {}
+    for moment, state, step, saved in (
+        ("taken", State.TRAINING, None, None),
+        ("learned", State.TRAINING, 1, None),
+        ("saved", State.TRAINING, 1, 1),
+        ("consumed", State.CONSUMED, 2, 2),
+    ):
+        life = lives.Process(target=_die, args=(out, moment))
+        life.start()
+        life.join(60)
+        assert life.exitcode == -signal.SIGKILL, moment
+        _wait_until_gone(out)
+        latest = checkpoint.latest(out)
+        assert (latest and latest.step) == saved, moment
+        with TrajectoryStore.open(out / "trajectories" / "store.sqlite", read_only=True) as store:
+            assert store.counts().holds_law()
+            rows = store.summaries()
+        marked[moment] = [row.id for row in rows if row.state is state and row.step == step]
+        assert len(marked[moment]) == BATCH_SIZE, moment
+    trained = {row.id: row.step for row in rows if row.state is State.CONSUMED}
+    assert trained == dict.fromkeys(marked["saved"], 1) | dict.fromkeys(marked["consumed"], 2)
+    _check_numbers(out)
+
+
+def _die(out: Path, moment: str) -> None:
+    """Train in ``out`` until ``moment`` and no further."""
+
+    def die(*_: object, **__: object) -> Path:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, events.get(moment, ())):
+            die()
+
+    events = {"taken": ParityChecked, "saved": CheckpointSaved, "consumed": StepFinished}
+    if moment == "learned":  # no event tells; the next thing to happen is this call
+        checkpoint.save = die
+    settings = dict(setting.split("=") for setting in runs.SMALL)
+    recipe = load_recipe("quickstart", {key: int(value) for key, value in settings.items()})
+    asyncio.run(train(recipe, out, resume=(out / "config.toml").exists(), on_event=on_event))
+
+
+def _check_numbers(out: Path) -> None:
+    """What the learner counted in the loss of a step is what the store says of the step's trajectories."""
+    with TrajectoryStore.open(out / "trajectories" / "store.sqlite", read_only=True) as store:
+        consumed = store.summaries(State.CONSUMED)
+    for row in read_rows(out / "metrics.jsonl"):
+        if "dis/sampled" in row:
+            assert row["dis/sampled"] == sum(one.num_sampled for one in consumed if one.step == row["step"])
 
 
 def _check_store(out: Path, consumed_before: dict[str, int | None]) -> dict[str, int | None]:

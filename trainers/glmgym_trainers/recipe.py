@@ -31,7 +31,7 @@ class PolicySettings(Settings):
 
 
 class EnvSettings(Settings):
-    id: str  # as in `glmgym envs`
+    id: str  # as in `glmgym envs`, or the path of an environment file or directory
 
 
 class SandboxSettings(Settings):

@@ -12,11 +12,13 @@ import itertools
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +39,7 @@ from glmgym.events import (
     StepFinished,
 )
 from glmgym.fleet import Fleet
-from glmgym.registry import EnvSpec, environment, load_component
+from glmgym.registry import EnvSpec, find_environment, load_component
 from glmgym.rollout import House
 from glmgym.sandbox import SandboxProvider
 from glmgym.store import TrajectoryStore
@@ -50,6 +52,7 @@ from glmgym_trainers.policy import Policy, load_policy
 from glmgym_trainers.recipe import Recipe
 from glmgym_trainers.runlog import RolloutWindow, RunLog, batch_metrics
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -73,6 +76,14 @@ class _Site:
     log: RunLog
     on_event: OnEvent
     version: int
+    thread: ThreadPoolExecutor
+
+    async def compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run what works on tensors beside the event loop.
+
+        Always in the same thread: an allocator keeps for each thread what an update once needed there.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self.thread, partial(function, *args, **kwargs))
 
 
 async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEvent = lambda event: None) -> None:
@@ -97,7 +108,7 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
     learner = Learner(policy.model, algorithm, recipe.trainer, temperature=recipe.sampling.temperature)
     if latest is not None:
         learner.load_state(latest.state())
-    spec = environment(recipe.env.id)
+    spec = find_environment(recipe.env.id)
     store = TrajectoryStore.open(directory / "trajectories" / "store.sqlite")
     try:
         store.recover(step=learner.step_count, version=learner.version)
@@ -112,10 +123,10 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
             if spec.box is not None:
                 provider = _open_provider(recipe)
             house = House(engine, policy.chat, provider, recipe.rollout, recipe.sampling)
-            with RunLog(directory, upto_step=learner.step_count) as log:
+            with RunLog(directory, upto_step=learner.step_count) as log, ThreadPoolExecutor(1, "learner") as thread:
                 site = _Site(
                     recipe, directory, spec, policy, learner, engine, provider, house, store, log,
-                    _fan_out(log, on_event), learner.version,
+                    _fan_out(log, on_event), learner.version, thread,
                 )  # fmt: skip
                 await _run(site)
         finally:
@@ -135,7 +146,7 @@ async def _run(site: _Site) -> None:
         if site.learner.step_count < total:
             await _learn(site, total, stop)
         await _evaluate(site, "after", stop)
-    await asyncio.to_thread(site.log.plot)
+    await site.compute(site.log.plot)
 
 
 async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
@@ -170,9 +181,9 @@ async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
             ids = [trajectory.id for trajectory in batch]
             batch_numbers = batch_metrics(batch, site.version)
             await asyncio.to_thread(store.begin_step, ids, learner.step_count + 1)
-            report = await asyncio.to_thread(learner.step, batch)
+            report = await site.compute(learner.step, batch)
             if learner.version > site.version:
-                tensors = await asyncio.to_thread(learner.weights)
+                tensors = await site.compute(learner.weights)
                 site.version = await site.engine.switch(Weights(learner.version, tensors=tensors))
                 if site.version != learner.version:
                     raise GlmgymError(f"published version {learner.version}; the engine acknowledged {site.version}")
@@ -211,12 +222,12 @@ async def _evaluate(site: _Site, label: str, stop: asyncio.Event) -> None:
 
 
 async def _parity(site: _Site, batch: list[Trajectory]) -> None:
-    found = await asyncio.to_thread(site.learner.parity, batch, bound=site.recipe.trainer.max_mismatch)
+    found = await site.compute(site.learner.parity, batch, bound=site.recipe.trainer.max_mismatch)
     site.on_event(ParityChecked(found.max_abs, found.mean_abs, found.num_tokens))
 
 
 async def _save(site: _Site) -> None:
-    path = await asyncio.to_thread(
+    path = await site.compute(
         checkpoint.save, site.directory, site.learner, site.policy, keep=site.recipe.trainer.keep_checkpoints
     )
     site.on_event(CheckpointSaved(site.learner.step_count, path))
