@@ -59,7 +59,8 @@ def test_the_files_it_names_exist() -> None:
 def _commands(group: Any = None, prefix: str = "glmgym") -> dict[str, Any]:
     """Every command of the command line by its words, those of groups included."""
     found: dict[str, Any] = {}
-    for name, command in (group or get_command(app)).commands.items():
+    parent: Any = group or get_command(app)
+    for name, command in parent.commands.items():
         words = f"{prefix} {name}"
         found |= _commands(command, words) if hasattr(command, "commands") else {words: command}
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import training_runs as runs
 
 from glmgym import Opening, Reward, ScoreView, Task, ToolEnv, procedural, register
@@ -24,7 +26,7 @@ from glmgym.store import State, TrajectoryStore
 from glmgym.verify import verify_run
 from glmgym_trainers import checkpoint
 from glmgym_trainers.actor import ParityError
-from glmgym_trainers.policy import load_policy
+from glmgym_trainers.policy import load_policy, resolve
 from glmgym_trainers.recipe import Recipe, load_recipe
 from glmgym_trainers.run import train
 from glmgym_trainers.runlog import read_rows
@@ -156,6 +158,21 @@ def test_mistakes_stop_the_run_with_a_sentence(tmp_path: Path, bubblewrap_works:
     (tmp_path / "d" / "trajectories" / "store.sqlite").write_bytes(b"not a database at all" * 100)
     with pytest.raises(StoreError, match=r"store\.sqlite"):
         asyncio.run(train(_recipe(), tmp_path / "d", resume=False))
+
+
+@pytest.mark.parametrize("kept", [0, 4, 1000, -30])
+def test_a_torn_checkpoint_is_named(tmp_path: Path, kept: int) -> None:
+    """Both its files, cut off anywhere: empty, in the first word, in the middle, near the end."""
+    shutil.copytree(resolve("quickstart"), tmp_path / "policy")
+    torch.save({"step_count": 7, "tensor": torch.zeros(1000)}, tmp_path / "trainer.pt")
+    found = checkpoint.Checkpoint(7, tmp_path)
+    assert found.state()["step_count"] == 7
+    for file in (tmp_path / "trainer.pt", tmp_path / "policy" / "model.safetensors"):
+        file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(GlmgymError, match=r"trainer\.pt cannot be read .*; remove .* --resume"):
+        found.state()
+    with pytest.raises(ConfigError, match=r"policy cannot be loaded: "):
+        load_policy(found.policy_dir)
 
 
 def test_an_environment_that_always_fails_ends_the_run_and_keeps_the_records(

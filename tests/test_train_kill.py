@@ -86,8 +86,8 @@ def test_killed_between_any_two_parts_of_an_update(tmp_path: Path, bubblewrap_wo
             rows = store.summaries()
         marked[moment] = [row.id for row in rows if row.state is state and row.step == step]
         assert len(marked[moment]) == BATCH_SIZE, moment
-    trained = {row.id: row.step for row in rows if row.state is State.CONSUMED}
-    assert trained == dict.fromkeys(marked["saved"], 1) | dict.fromkeys(marked["consumed"], 2)
+    trained = {(row.step, row.id) for row in rows if row.state is State.CONSUMED}
+    assert trained == {(1, id) for id in marked["saved"]} | {(2, id) for id in marked["consumed"]}
     _check_numbers(out)
 
 

@@ -11,6 +11,7 @@ import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import tomli_w
@@ -36,8 +37,19 @@ class Checkpoint:
         return self.directory / "policy"
 
     def state(self) -> dict[str, Any]:
-        """What ``Learner.load_state`` takes."""
-        return torch.load(self.directory / "trainer.pt", map_location="cpu", weights_only=True)
+        """What ``Learner.load_state`` takes.
+
+        Raises:
+            GlmgymError: the file is missing or damaged.
+        """
+        path = self.directory / "trainer.pt"
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, EOFError, LookupError, RuntimeError, UnpicklingError) as error:  # as the damage may be
+            raise GlmgymError(
+                f"{path} cannot be read ({type(error).__name__}); remove {self.directory} "
+                "and run again with --resume to go on from the checkpoint before it"
+            ) from error
 
 
 def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -78,7 +79,7 @@ def load_policy(name: str | Path) -> Policy:
             raise ConfigError(f"checkpoint {directory} has no {file}")
     try:
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"checkpoint {directory} cannot be loaded: {error}") from error
     speech = Speech()
     if (directory / SPEECH_FILE).is_file():
