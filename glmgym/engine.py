@@ -5,6 +5,7 @@ Owned here: what a request and its answer are. Engines live in ``glmgym.engines`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,8 +41,10 @@ class SamplingSettings(Settings):
     @field_validator("temperature")
     @classmethod
     def _positive(cls, value: float) -> float:
-        if not value > 0:
-            raise ValueError("must be above 0: greedy sampling has no log-probs to train on; evaluate at 1.0 instead")
+        if not 0 < value < math.inf:
+            raise ValueError(
+                "must be above 0 and finite: greedy sampling has no log-probs to train on; evaluate at 1.0 instead"
+            )
         return value
 
     @field_validator("top_p")

@@ -40,6 +40,7 @@ class FleetSettings(Settings):
     max_staleness: int = Field(default=4, ge=0)  # versions from a trajectory's oldest token to its update; ours
     max_retries: int = Field(default=2, ge=0)  # further attempts after a retryable failure
     stall_s: float = Field(default=300.0, gt=0)  # no attempt succeeded for this long is an error
+    max_failures: int = Field(default=200, ge=1)  # so many failures in a row, and no success between, is an error
 
 
 class Fleet:
@@ -79,6 +80,7 @@ class Fleet:
         self._num_retrying = 0  # failed attempts whose slot is kept for their successor
         self._succeeded_at = 0.0  # on the loop's clock: the latest attempt without a failure
         self._last_failure = ""
+        self._failures_in_a_row = 0
         self.num_stale = 0
 
     def start(self) -> None:
@@ -95,7 +97,7 @@ class Fleet:
         Trajectories go from ready to training; those older than ``max_staleness`` are discarded and counted.
 
         Raises:
-            RolloutStalled: no attempt succeeded for ``stall_s`` seconds of waiting.
+            RolloutStalled: no attempt succeeded for ``stall_s`` seconds of waiting, or too many in a row failed.
             Exception: whatever stopped the fleet.
         """
         called_at = asyncio.get_running_loop().time()
@@ -103,13 +105,16 @@ class Fleet:
             while True:
                 if self._crash is not None:
                     raise self._crash
+                if self._failures_in_a_row >= self._settings.max_failures:
+                    raise RolloutStalled(self._stalled(f"{self._failures_in_a_row} attempts failed in a row"))
                 if not self._must_hold(version) and (ids := await self._choose(version)):
                     return await asyncio.to_thread(self._store.take_ids, ids)
                 try:
                     async with asyncio.timeout_at(max(called_at, self._succeeded_at) + self._settings.stall_s):
                         await self._changed.wait()
                 except TimeoutError:
-                    raise RolloutStalled(self._stalled()) from None
+                    waited = f"no attempt succeeded for {self._settings.stall_s:g} s"
+                    raise RolloutStalled(self._stalled(waited)) from None
 
     async def freed(self) -> None:
         """Trajectories were consumed or dropped: slots may be free."""
@@ -123,10 +128,10 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._store.interrupt)
 
-    def _stalled(self) -> str:
+    def _stalled(self, what: str) -> str:
         running = ", ".join(sorted(self._live)) or "none"
         failure = f"; latest failure: {self._last_failure}" if self._last_failure else ""
-        return f"no attempt succeeded for {self._settings.stall_s:g} s; running: {running}{failure}"
+        return f"{what}; running: {running}{failure}"
 
     def _must_hold(self, version: int) -> bool:
         """True while an attempt is running that the coming update would make too old."""
@@ -201,7 +206,9 @@ class Fleet:
         failure = trajectory.outcome.failure
         if failure is None:
             self._succeeded_at = asyncio.get_running_loop().time()
+            self._failures_in_a_row = 0
         else:
+            self._failures_in_a_row += 1
             self._last_failure = f"{failure.origin}: {failure.message}"
             logger.warning("rollout %s: %s failure: %s", trajectory.id, failure.origin, failure.message)
         self._on_event(RolloutFinished(trajectory, self._house.engine.version))

@@ -372,6 +372,29 @@ async def test_attempts_that_only_fail_are_a_stall_with_the_reason() -> None:
             await site.take()
 
 
+@pytest.mark.parametrize(("every", "stalls"), [(1, True), (3, False)])
+async def test_failures_in_a_row_end_the_run_long_before_the_clock(every: int, stalls: bool) -> None:
+    """Five in a row are too many; two in a row, then a success, never are."""
+    numbers = itertools.count()
+
+    class Failing(Echo):
+        async def step(self, reply: Message) -> Step:
+            if every == 1 or next(numbers) % every:
+                raise EnvFailure("the data set is missing")
+            return await super().step(reply)
+
+    options = {"batch_size": 8, "max_live": 1, "max_retries": 0, "max_failures": 5, "stall_s": 60.0}
+    async with running(Failing, **options) as site, asyncio.timeout(10):
+        if stalls:
+            with pytest.raises(
+                RolloutStalled, match=r"^\d+ attempts failed in a row; .* env: the data set is missing$"
+            ):
+                await site.take()
+            assert site.store.counts().discarded < 20
+        else:
+            assert len(await site.take()) == 8
+
+
 async def test_close_is_quick_though_an_environment_ignores_cancellation() -> None:
     """S2: shutdown takes less than 5 s, whatever an environment does."""
     let_go = asyncio.Event()

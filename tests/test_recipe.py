@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def test_what_cannot_work_is_named(tables: dict[str, Any], message: str) -> None
         ({"top_p": 0.95}, "a truncated nucleus biases every log-prob"),
         ({"top_k": 50}, "a top-k cut biases every log-prob"),
         ({"temperature": 0.0}, "greedy sampling has no log-probs to train on"),
+        ({"temperature": math.inf}, "must be above 0 and finite"),
         ({"temperature": -1.0}, "greedy sampling has no log-probs to train on"),
     ],
 )
@@ -85,6 +87,9 @@ def test_missing_files_and_broken_toml_say_so(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[env\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_recipe(tmp_path / "bad.toml")
+    (tmp_path / "latin.toml").write_bytes(b'[env]\nid = "caf\xe9"\n')
+    with pytest.raises(ConfigError, match=r"latin\.toml: not valid TOML: .*utf-8"):
+        load_recipe(tmp_path / "latin.toml")
     with pytest.raises(ConfigError, match="'seed' is a value, not a table"):
         load_recipe("quickstart", {"seed.x": 1})
 

@@ -150,6 +150,9 @@ def test_a_full_disk_keeps_what_was_saved_and_says_what_to_do(small_disk: Path, 
 def test_mistakes_stop_the_run_with_a_sentence(tmp_path: Path, bubblewrap_works: None) -> None:
     with pytest.raises(ConfigError, match="no checkpoint at 'nowhere'"):
         asyncio.run(train(_recipe(policy__init="nowhere"), tmp_path / "a", resume=False))
+    with pytest.raises(ConfigError, match="context_length"):
+        asyncio.run(train(_recipe(policy__context_length=9999), tmp_path / "a", resume=False))
+    assert not (tmp_path / "a").exists()  # so that the corrected command starts
     with pytest.raises(ConfigError, match=r"did you mean 'terminal-basics-v0'\?"):
         asyncio.run(train(_recipe(env__id="terminal-basic-v0"), tmp_path / "b", resume=False))
     with pytest.raises(ConfigError, match="holds no run to resume"):

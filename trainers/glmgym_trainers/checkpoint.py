@@ -52,31 +52,39 @@ class Checkpoint:
             ) from error
 
 
-def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
-    """Make the run directory, or check that it holds the same run; only ``MAY_CHANGE`` may differ on resume.
+def check_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
+    """Refuse a directory that cannot serve this run, without touching it; only ``MAY_CHANGE`` may differ on resume.
 
     Raises:
         ConfigError: it holds a run and ``resume`` is off, it holds none and ``resume`` is on, or the recipes differ.
     """
     written = run / CONFIG_FILE
-    wanted = dump_recipe(recipe)
-    if resume:
-        if not written.is_file():
-            raise ConfigError(f"{run} holds no run to resume; leave --resume out to start one")
-        different = _differences(tomllib.loads(written.read_text()), wanted)
-        if forbidden := [f"{key} {change}" for key, change in different.items() if key not in MAY_CHANGE]:
-            raise ConfigError(f"{run} was started with another recipe: {'; '.join(forbidden)}")
-        if different:
-            replace_text(written, tomli_w.dumps(wanted))
+    if not resume:
+        if written.exists() or latest(run) is not None:
+            raise ConfigError(f"{run} already holds a run; add --resume to go on with it, or give another --out")
         return
-    if written.exists() or latest(run) is not None:
-        raise ConfigError(f"{run} already holds a run; add --resume to go on with it, or give another --out")
+    if not written.is_file():
+        raise ConfigError(f"{run} holds no run to resume; leave --resume out to start one")
+    different = _differences(tomllib.loads(written.read_text()), dump_recipe(recipe))
+    if forbidden := [f"{key} {change}" for key, change in different.items() if key not in MAY_CHANGE]:
+        raise ConfigError(f"{run} was started with another recipe: {'; '.join(forbidden)}")
+
+
+def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
+    """Make the run directory, or note what a resumed run changes.
+
+    Raises:
+        ConfigError: see ``check_directory``; or the directory cannot be made.
+    """
+    check_directory(run, recipe, resume=resume)
     try:
         (run / "trajectories").mkdir(parents=True, exist_ok=True)
         (run / "checkpoints").mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the run directory {run} cannot be made: {error}; give another --out") from error
-    replace_text(written, tomli_w.dumps(wanted))
+    written, wanted = run / CONFIG_FILE, dump_recipe(recipe)
+    if not written.exists() or _differences(tomllib.loads(written.read_text()), wanted):
+        replace_text(written, tomli_w.dumps(wanted))
 
 
 def latest(run: Path) -> Checkpoint | None:

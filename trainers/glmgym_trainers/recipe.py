@@ -68,8 +68,8 @@ def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) 
     """
     path = _find(source)
     try:
-        data = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     for key, value in (overrides or {}).items():
         _override(data, key, value)

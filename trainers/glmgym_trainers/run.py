@@ -101,7 +101,7 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
     # wait longer for its turn than a decode step takes.
     sys.setswitchinterval(0.0005)
     torch.manual_seed(recipe.seed)
-    checkpoint.prepare_directory(directory, recipe, resume=resume)
+    checkpoint.check_directory(directory, recipe, resume=resume)
     latest = checkpoint.latest(directory) if resume else None
     policy = load_policy(latest.policy_dir if latest else recipe.policy.init)
     algorithm = ALGORITHMS[recipe.algorithm_name](recipe.algorithm)
@@ -109,32 +109,34 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
     if latest is not None:
         learner.load_state(latest.state())
     spec = find_environment(recipe.env.id)
-    store = TrajectoryStore.open(directory / "trajectories" / "store.sqlite")
+    engine = TorchEngine(
+        policy.model,
+        max_slots=recipe.policy.max_slots,
+        context_length=recipe.policy.context_length,
+        version=learner.version,
+    )
+    provider: SandboxProvider | None = None
     try:
-        store.recover(step=learner.step_count, version=learner.version)
-        engine = TorchEngine(
-            policy.model,
-            max_slots=recipe.policy.max_slots,
-            context_length=recipe.policy.context_length,
-            version=learner.version,
-        )
-        provider: SandboxProvider | None = None
-        try:
-            if spec.box is not None:
-                provider = _open_provider(recipe)
-            house = House(engine, policy.chat, provider, recipe.rollout, recipe.sampling)
-            with RunLog(directory, upto_step=learner.step_count) as log, ThreadPoolExecutor(1, "learner") as thread:
-                site = _Site(
-                    recipe, directory, spec, policy, learner, engine, provider, house, store, log,
-                    _fan_out(log, on_event), learner.version, thread,
-                )  # fmt: skip
-                await _run(site)
-        finally:
-            await engine.close()
-            if provider is not None:
-                await provider.close()
+        if spec.box is not None:
+            provider = _open_provider(recipe)
+        house = House(engine, policy.chat, provider, recipe.rollout, recipe.sampling)
+        # Only now: a mistake in the recipe must not leave a run behind that neither starts nor resumes.
+        checkpoint.prepare_directory(directory, recipe, resume=resume)
+        with (
+            TrajectoryStore.open(directory / "trajectories" / "store.sqlite") as store,
+            RunLog(directory, upto_step=learner.step_count) as log,
+            ThreadPoolExecutor(1, "learner") as thread,
+        ):
+            store.recover(step=learner.step_count, version=learner.version)
+            site = _Site(
+                recipe, directory, spec, policy, learner, engine, provider, house, store, log,
+                _fan_out(log, on_event), learner.version, thread,
+            )  # fmt: skip
+            await _run(site)
     finally:
-        store.close()
+        await engine.close()
+        if provider is not None:
+            await provider.close()
 
 
 async def _run(site: _Site) -> None:
