@@ -14,8 +14,9 @@ from glmgym.settings import parse_settings
 from glmgym.trajectory import Failure, Outcome, Stop, Trajectory
 from glmgym_trainers.actor import Actor
 from glmgym_trainers.algorithms import ALGORITHMS, Dis, DisSettings, Extra, Forward, Sao, SaoSettings
-from glmgym_trainers.batch import collate, count_sampled, rows_of
+from glmgym_trainers.batch import collate, rows_of
 from glmgym_trainers.optim import StepResult, optimizer_step
+from glmgym_trainers.reductions import weigh
 
 SAO = Sao(SaoSettings())
 
@@ -93,7 +94,7 @@ def test_dis_fills_a_group_and_takes_the_baseline_from_the_named_list(
     got: dict[str, list[float]] = {}
     for credit in dis.credit(group, Extra()):
         assert credit.advantages[[0, 2]].tolist() == [0.0, 0.0]
-        got.setdefault(credit.trajectory_id, []).append(float(credit.advantages[1]))
+        got[credit.trajectory_id] = [float(credit.advantages[1])] * credit.copies
     assert got == {name: pytest.approx(each) for name, each in expected.items()}
 
 
@@ -109,9 +110,9 @@ def test_the_group_baseline_sees_rewards_not_segments() -> None:
     credits = Dis(DisSettings()).credit(group, Extra())
     assert [credit.advantages[1] for credit in credits] == [0.5, -0.5, -0.5, -0.5, -0.5]
     rows = rows_of(group, credits)
-    batch = collate(rows, num_tokens=count_sampled(rows))
+    batch = collate(weigh(rows, "token_mean"))
     logprobs = batch.rollout_logprobs.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(Dis(DisSettings()).loss(Forward(logprobs), batch).loss, logprobs)
+    (grad,) = torch.autograd.grad(Dis(DisSettings()).loss(Forward(logprobs, logprobs.detach()), batch).loss, logprobs)
     assert grad[0].sum().item() == pytest.approx(-0.25)
     assert grad[1:].sum().item() == pytest.approx(0.25)
 
@@ -123,17 +124,18 @@ def test_a_batch_outside_the_band_leaves_the_policy_where_it_is(name: str) -> No
     group = [trajectory("a", ["paa"], 1.0), trajectory("b", ["pa"], 0.0)]
     extra = Extra({(t.id, 0): np.zeros(len(t.segments[0]) + 1, np.float32) for t in group})
     rows = rows_of(group, algorithm.credit(group, extra))
-    batch = collate(rows, num_tokens=count_sampled(rows))
+    batch = collate(weigh(rows, "token_mean"))
     batch.rollout_logprobs.sub_(20.0)
     actor = Actor(tiny_glm())
     before = [parameter.detach().clone() for parameter in actor.parameters()]
-    out = algorithm.loss(Forward(actor.logprobs(batch)), batch)
+    logprobs = actor.logprobs(batch)
+    out = algorithm.loss(Forward(logprobs, logprobs.detach()), batch)
     out.loss.backward()
     assert out.loss.item() == 0.0
     assert all(not parameter.grad.any() for parameter in actor.parameters() if parameter.grad is not None)
     optimizer = torch.optim.AdamW(actor.parameters(), lr=0.1)
     result, _ = optimizer_step(
-        optimizer, actor.parameters(), num_trusted=int(out.sums["dis/trusted"]), max_grad_norm=1.0
+        optimizer, actor.parameters(), num_trusted=int(out.sums["policy/trusted_fraction"]), max_grad_norm=1.0
     )
     assert result is StepResult.NOTHING_TRUSTED
     assert all(torch.equal(a, b) for a, b in zip(before, actor.parameters(), strict=True))

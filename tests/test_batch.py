@@ -15,8 +15,9 @@ from glmgym.errors import CaptureError
 from glmgym.trajectory import NO_VERSION, Span, SpanKind, Trajectory
 from glmgym_trainers.actor import Actor
 from glmgym_trainers.algorithms import Dis, DisSettings, Forward
-from glmgym_trainers.batch import Row, collate, count_sampled, micro_batches, rows_of
+from glmgym_trainers.batch import Row, collate, micro_batches, rows_of
 from glmgym_trainers.credit import Credit
+from glmgym_trainers.reductions import weigh
 
 PATTERNS = ["ppaaoa", "pa", "pppaaaaaooaao", "ppoaoaa", "ppppaaaa"]
 
@@ -44,8 +45,8 @@ def make_rows() -> list[Row]:
 def test_columns_are_aligned_with_their_tokens() -> None:
     """Two rows of 6 and 2 tokens: every column at the token it is about, padding unsampled and versionless."""
     rows = make_rows()[:2]
-    batch = collate(rows, num_tokens=4)
-    assert batch.sampled_mask.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 0, 0]]
+    batch = collate(rows)
+    assert batch.trained_mask.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 1, 0, 0, 0, 0]]
     assert batch.token_ids[1].tolist() == [*rows[1].token_ids.tolist(), 0, 0, 0, 0]
     assert batch.versions.tolist() == [
         [NO_VERSION, NO_VERSION, 3, 3, NO_VERSION, 3],
@@ -54,8 +55,7 @@ def test_columns_are_aligned_with_their_tokens() -> None:
     assert batch.rollout_logprobs[0].tolist() == rows[0].rollout_logprobs.tolist()
     assert batch.advantages[1].tolist() == [0.0, float(rows[1].advantages[1]), 0.0, 0.0, 0.0, 0.0]
     assert batch.positions[1].tolist() == [0, 1, 2, 3, 4, 5]
-    assert batch.num_tokens == count_sampled(rows) == 4
-    assert [index.tolist() for index in batch.sampled_at()] == [[0, 0, 0, 1], [2, 3, 5, 1]]
+    assert [index.tolist() for index in batch.trained_at()] == [[0, 0, 0, 1], [2, 3, 5, 1]]
 
 
 def test_one_log_prob_too_many_is_an_error_that_names_the_trajectory() -> None:
@@ -81,9 +81,8 @@ def test_credit_for_someone_else_is_refused() -> None:
 def test_a_segment_without_a_sampled_token_is_no_row() -> None:
     both = trajectory("t", ["ppp", "pa"])
     assert [(row.segment_index, len(row)) for row in rows_of([both], credited([both]))] == [(1, 2)]
-    assert count_sampled([]) == 1
     with pytest.raises(ValueError, match="at least one row"):
-        collate([], num_tokens=1)
+        collate([])
 
 
 @settings(max_examples=50, deadline=None)
@@ -103,11 +102,12 @@ def gradient(actor: Actor, parts: Sequence[Sequence[Row]], *, pad_to: int = 0) -
     """Summed loss and gradient of DIS over micro-batches with the global token count."""
     actor.zero_grad()
     dis = Dis(DisSettings())
-    num_tokens = count_sampled(row for part in parts for row in part)
+    weighted = iter(weigh([row for part in parts for row in part], "token_mean"))
     total = 0.0
     for part in parts:
-        batch = collate(part, num_tokens=num_tokens, pad_to=pad_to)
-        out = dis.loss(Forward(actor.logprobs(batch)), batch)
+        batch = collate([next(weighted) for _ in part], pad_to=pad_to)
+        logprobs = actor.logprobs(batch)
+        out = dis.loss(Forward(logprobs, logprobs.detach()), batch)
         out.loss.backward()
         total += out.loss.item()
     return total, torch.cat([p.grad.flatten() for p in actor.parameters() if p.grad is not None])
@@ -144,7 +144,7 @@ def test_padding_changes_neither_loss_nor_gradient() -> None:
     """Invariant 7: 40 columns instead of 13."""
     actor, rows = Actor(tiny_glm()), make_rows()
     loss, whole = gradient(actor, [rows])
-    assert [collate(rows, num_tokens=1, pad_to=width).token_ids.shape[1] for width in (0, 40)] == [13, 40]
+    assert [collate(rows, pad_to=width).token_ids.shape[1] for width in (0, 40)] == [13, 40]
     padded_loss, padded = gradient(actor, [rows], pad_to=40)
     assert padded_loss == pytest.approx(loss, abs=1e-6)
     torch.testing.assert_close(padded, whole, atol=1e-6, rtol=0)

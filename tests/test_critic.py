@@ -20,7 +20,7 @@ from glmgym_trainers.optim import NonFiniteGradient, StepResult, optimizer_step
 
 TRAJECTORIES = [trajectory("long", ["ppaaoaa"], seed=1), trajectory("short", ["paa"], seed=2)]
 ROWS = [Row.of(each, 0) for each in TRAJECTORIES]
-BATCH = collate(ROWS, num_tokens=6)
+BATCH = collate(ROWS)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -28,11 +28,11 @@ def test_log_probs_are_those_of_the_whole_model_one_position_earlier(temperature
     """Specification 2.1, against full logits of each unpadded row; 0 where nothing was sampled."""
     model = tiny_glm()
     got = Actor(model).logprobs(BATCH, temperature)
-    assert not got[~BATCH.sampled_mask].any()
+    assert not got[~BATCH.trained_mask].any()
     for index, row in enumerate(ROWS):
         ids = torch.tensor(row.token_ids, dtype=torch.int64)
         full = (model(ids[None]).logits[0] / temperature).log_softmax(-1)
-        for p in np.flatnonzero(row.sampled_mask):
+        for p in np.flatnonzero(row.trained_mask):
             assert got[index, p].item() == pytest.approx(full[p - 1, ids[p]].item(), abs=1e-5)
 
 
@@ -105,7 +105,7 @@ def test_attention_stays_fixed_the_rest_learns_and_the_policy_is_left_alone() ->
     optimizer = torch.optim.Adam(trained, lr=1e-2)
     losses = []
     for _ in range(3):
-        loss, _ = value_loss(critic.values(BATCH), torch.ones(BATCH.returns.shape), BATCH.sampled_mask, num_tokens=6)
+        loss, _ = value_loss(critic.values(BATCH), torch.ones(BATCH.returns.shape), BATCH.trained_mask, 1 / 6)
         loss.backward()
         optimizer_step(optimizer, trained, num_trusted=6, max_grad_norm=1.0)
         losses.append(loss.item())

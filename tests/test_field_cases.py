@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
 from pathlib import Path
+
+from scripts.write_field_cases import cited as citations
 
 TESTS = Path(__file__).parent
 PAGE = (TESTS.parent / "docs" / "field_cases.md").read_text()
 NEEDED = ["T1", "T2", "T3", "T5", "T6", "T7", "P1", "P4", "O1", "O2", "O3", "O4", "S1", "X1", "X2", "X3", "X4"]
-
-
-def _cited() -> dict[str, set[str]]:
-    """Tests by the case id in their docstring."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for path in TESTS.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-                for case in re.findall(r"\b([TPOSXHE]\d)\b", ast.get_docstring(node) or ""):
-                    found[case].add(f"{path.name}::{node.name}")
-    return found
 
 
 def _rows() -> list[list[str]]:
@@ -32,7 +22,7 @@ def _rows() -> list[list[str]]:
 
 def test_the_page_lists_exactly_the_tests_that_cite_a_case() -> None:
     listed = {case: set(re.findall(r"`([^`]+)`", tests)) for case, _, _, tests in _rows()}
-    cited = _cited()
+    cited = {case: set(names) for case, names in citations(TESTS).items()}
     wrong = {
         case: {
             "to add": sorted(cited[case] - listed.get(case, set())),
@@ -64,7 +54,9 @@ def test_every_contract_that_proves_a_case_is_run() -> None:
         for base in node.bases
         if isinstance(base, ast.Name)
     }
-    contracts = {test.split("::")[0] for tests in _cited().values() for test in tests if not test.startswith("test_")}
+    contracts = {
+        test.split("::")[0] for tests in citations(TESTS).values() for test in tests if not test.startswith("test_")
+    }
     assert contracts == {"engine_contract.py", "sandbox_contract.py"}
     for file in contracts:
         names = {node.name for node in ast.parse((TESTS / file).read_text()).body if isinstance(node, ast.ClassDef)}

@@ -27,7 +27,7 @@ def _batch(rewards: tuple[float, ...] = (1.0, 0.0, 1.0, 0.0), group: str = "") -
     made = []
     for number, (pattern, reward) in enumerate(zip(PATTERNS, rewards, strict=True)):
         drawn = _trajectory(f"t{number}", segment(pattern, seed=number), reward, group)
-        batch = collate([Row.of(drawn, 0)], num_tokens=1)
+        batch = collate([Row.of(drawn, 0)])
         with torch.no_grad():
             logprobs = learner.actor.logprobs(batch)[0].numpy()
         made.append(_trajectory(drawn.id, _recorded(drawn.segments[0], logprobs), reward, group))
@@ -109,7 +109,7 @@ def test_nothing_trusted_leaves_the_policy_and_is_counted() -> None:
     before = learner.weights()
     report = learner.step(far)
     assert _moved(learner, before) == 0.0
-    assert (report.metrics["optim/skipped_steps"], report.metrics["dis/trusted_fraction"]) == (1.0, 0.0)
+    assert (report.metrics["optim/skipped_steps"], report.metrics["policy/trusted_fraction"]) == (1.0, 0.0)
 
 
 def test_the_cut_into_micro_batches_does_not_change_the_update() -> None:
@@ -120,7 +120,7 @@ def test_the_cut_into_micro_batches_does_not_change_the_update() -> None:
     """
     learners = _learner(_sao()), _learner(_sao(), micro_batch_tokens=9)
     whole, cut = (learner.step(_batch()).metrics for learner in learners)
-    for name in ("policy/loss", "value/loss", "dis/trusted_fraction"):
+    for name in ("policy/loss", "value/loss", "policy/trusted_fraction"):
         assert cut[name] == pytest.approx(whole[name], rel=1e-5, abs=1e-7), name
     for optimizer in ("actor_optimizer", "critic_optimizer"):
         moments = [learner.state()[optimizer]["state"] for learner in learners]
@@ -164,7 +164,7 @@ def test_group_dis_trains_without_a_critic() -> None:
     before = learner.weights()
     report = learner.step(_batch(group="g"))
     assert _moved(learner, before) > 0
-    assert report.metrics["dis/trusted_fraction"] == 1.0
+    assert report.metrics["policy/trusted_fraction"] == 1.0
     # Advantages +0.5 on 4 + 4 tokens and -0.5 on 3 + 1, at ratio 1: minus their mean over 12 tokens.
     assert report.metrics["policy/loss"] == pytest.approx(-2 / 12, abs=1e-5)
     equal = _learner(Dis(DisSettings(group_size=4)))

@@ -32,7 +32,7 @@ def dis_grad(
     logprobs: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor, form: DisForm, band: dict[str, float] = CODING
 ) -> tuple[float, Tensor]:
     leaf = logprobs.clone().requires_grad_()
-    loss, _ = dis_loss(leaf, rollout, advantages, mask, **band, num_tokens=len(leaf), form=form)
+    loss, _ = dis_loss(leaf, rollout, advantages, mask, 1 / len(leaf), **band, form=form)
     (grad,) = torch.autograd.grad(loss, leaf)
     return loss.item(), grad
 
@@ -82,9 +82,9 @@ def test_metrics_are_sums_over_sampled_tokens() -> None:
     """4.6: of four tokens one is above the band and one below; |log ratio| adds up to 0.2 + 0.5 + 2 + 1.8."""
     mask = torch.tensor([True] * 4 + [False])
     logprobs, rollout = row([*LP, -9.0]), row([*LP_ROLL, -1.0])
-    _, sums = dis_loss(logprobs, rollout, row([*ADVANTAGES, 1.0]), mask, **CODING, num_tokens=4)
-    counts = {name: int(sums[f"dis/{name}"]) for name in ("sampled", "trusted", "below", "above")}
-    assert counts == {"sampled": 4, "trusted": 2, "below": 1, "above": 1}
+    _, sums = dis_loss(logprobs, rollout, row([*ADVANTAGES, 1.0]), mask, 1 / 4, **CODING)
+    names = ("policy/trusted_fraction", "dis/below_fraction", "dis/above_fraction")
+    assert [int(sums[name]) for name in names] == [2, 1, 1]
     assert float(sums["dis/abs_log_ratio"]) == pytest.approx(4.5)
 
 
@@ -93,11 +93,11 @@ def test_nothing_trusted_is_a_zero_with_a_graph(form: DisForm) -> None:
     """O3: every ratio outside the band: loss exactly 0, gradients finite and zero, even where exp() would overflow."""
     logprobs = torch.tensor([-0.1, -2000.0, -0.1], requires_grad=True)
     rollout = torch.tensor([-2000.0, -0.1, -5.0])
-    loss, sums = dis_loss(logprobs, rollout, torch.ones(3), torch.ones(3) > 0, **CODING, num_tokens=3, form=form)
+    loss, sums = dis_loss(logprobs, rollout, torch.ones(3), torch.ones(3) > 0, 1 / 3, **CODING, form=form)
     (grad,) = torch.autograd.grad(loss, logprobs)
     assert loss.item() == 0.0
     assert grad.tolist() == [0.0, 0.0, 0.0]
-    assert int(sums["dis/trusted"]) == 0
+    assert int(sums["policy/trusted_fraction"]) == 0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -108,7 +108,7 @@ def test_anything_may_stand_where_nobody_sampled(form: DisForm, poison: float) -
     logprobs = row([-0.5, poison, -1.0, -1.0]).requires_grad_()
     rollout, advantages = row([-0.7, -1.0, poison, -1.0]), row([1.0, 1e9, 1e9, poison])
     mask = torch.tensor([True, False, False, False])
-    loss, sums = dis_loss(logprobs, rollout, advantages, mask, **CODING, num_tokens=1, form=form)
+    loss, sums = dis_loss(logprobs, rollout, advantages, mask, 1.0, **CODING, form=form)
     (grad,) = torch.autograd.grad(loss, logprobs)
     assert loss.item() == clean
     assert grad.tolist() == [clean_grad.item(), 0.0, 0.0, 0.0]
@@ -150,7 +150,7 @@ def test_surrogate_gradient_equals_finite_differences() -> None:
     logprobs = row(LP[:2]).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda x: dis_loss(
-            x, row(LP_ROLL[:2]), row(ADVANTAGES[:2]), torch.ones(2) > 0, **CODING, num_tokens=2, form="surrogate"
+            x, row(LP_ROLL[:2]), row(ADVANTAGES[:2]), torch.ones(2) > 0, 1 / 2, **CODING, form="surrogate"
         )[0],
         (logprobs,),
     )
@@ -161,9 +161,7 @@ def test_the_cut_into_micro_batches_does_not_scale_the_loss(cut: list[int]) -> N
     """O4: four tokens as {4}, {1,3}, {2,2}, with the global count in every part."""
     whole, _ = dis_grad(row(LP), row(LP_ROLL), row(ADVANTAGES), torch.ones(4) > 0, "surrogate")
     columns = zip(*(row(column).split(cut) for column in (LP, LP_ROLL, ADVANTAGES)), strict=True)
-    parts = [
-        dis_loss(*part, torch.ones(len(part[0])) > 0, **CODING, num_tokens=4, form="surrogate")[0] for part in columns
-    ]
+    parts = [dis_loss(*part, torch.ones(len(part[0])) > 0, 1 / 4, **CODING, form="surrogate")[0] for part in columns]
     assert float(sum(parts)) == pytest.approx(whole, abs=1e-12)
 
 
@@ -171,7 +169,7 @@ def test_token_mean_weighs_tokens_not_segments() -> None:
     """O2: one segment of 4 tokens and 4 of 1 token weigh the same, 0.5 each; 0.2 and 0.8 is the bug."""
     logprobs = torch.zeros(5, 4, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True] * 4] + [[True, False, False, False]] * 4)
-    loss, _ = dis_loss(logprobs, torch.zeros(5, 4), torch.ones(5, 4), mask, **CODING, num_tokens=8)
+    loss, _ = dis_loss(logprobs, torch.zeros(5, 4), torch.ones(5, 4), mask, 1 / 8, **CODING)
     (grad,) = torch.autograd.grad(loss, logprobs)
     assert grad[0].sum().item() == pytest.approx(-0.5)
     assert grad[1:].sum().item() == pytest.approx(-0.5)
@@ -180,28 +178,23 @@ def test_token_mean_weighs_tokens_not_segments() -> None:
 @pytest.mark.parametrize(("low", "high"), [(0.0, 4.0), (1.0, 4.0), (0.2, 1.0), (4.0, 0.2)])
 def test_a_band_without_the_ratio_one_is_refused(low: float, high: float) -> None:
     with pytest.raises(ValueError, match="trust band"):
-        dis_loss(row([0.0]), row([0.0]), row([0.0]), torch.tensor([True]), low=low, high=high, num_tokens=1)
-
-
-def test_an_empty_denominator_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_tokens"):
-        dis_loss(row([0.0]), row([0.0]), row([0.0]), torch.tensor([False]), **CODING, num_tokens=0)
+        dis_loss(row([0.0]), row([0.0]), row([0.0]), torch.tensor([True]), 1.0, low=low, high=high)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.5, 0.25), (0.6, 0.16), (0.9, 0.09)])
 def test_the_clipped_value_error_takes_the_larger_one(value: float, expected: float) -> None:
     """Specification 11: old value 0.5, return 1, clip 0.2: 0.9 is held at 0.7, whose error is 0.3."""
     args = (row([value]), row([1.0]), torch.tensor([True]))
-    loss, _ = value_loss(*args, num_tokens=1, clip=0.2, old_values=row([0.5]))
+    loss, _ = value_loss(*args, 1.0, clip=0.2, old_values=row([0.5]))
     assert loss.item() == pytest.approx(expected)
-    assert value_loss(*args, num_tokens=1)[0].item() == pytest.approx((value - 1.0) ** 2)
+    assert value_loss(*args, 1.0)[0].item() == pytest.approx((value - 1.0) ** 2)
 
 
 def test_value_loss_is_a_plain_mean_and_ignores_what_was_not_sampled() -> None:
     """O3: errors 1 and 2 over 2 tokens: 2.5, gradient (-1, 2); NaN at the third position is harmless."""
     values = row([0.0, 3.0, math.nan]).requires_grad_()
     mask = torch.tensor([True, True, False])
-    loss, sums = value_loss(values, row([1.0, 1.0, math.inf]), mask, num_tokens=2)
+    loss, sums = value_loss(values, row([1.0, 1.0, math.inf]), mask, 1 / 2)
     (grad,) = torch.autograd.grad(loss, values)
     assert loss.item() == 2.5
     assert grad.tolist() == [-1.0, 2.0, 0.0]
@@ -209,4 +202,4 @@ def test_value_loss_is_a_plain_mean_and_ignores_what_was_not_sampled() -> None:
         "value/count": 2, "value/squared_error": 5, "value/error": 1, "value/return": 2, "value/return_squared": 2,
     }  # fmt: skip
     with pytest.raises(ValueError, match="old values"):
-        value_loss(values, values, mask, num_tokens=2, clip=0.2)
+        value_loss(values, values, mask, 1 / 2, clip=0.2)

@@ -16,7 +16,7 @@ METRICS = {
     "batch/success": 0.5,
     "batch/reward": 0.25,
     "batch/staleness": 1.0,
-    "dis/trusted_fraction": 0.999,
+    "policy/trusted_fraction": 0.999,
     "rollout/sampled_tokens_per_s": 350.4,
     "rollout/episodes_per_s": 9.04,
 }

@@ -55,8 +55,8 @@ def test_a_short_run_writes_everything_a_reader_needs(tmp_path: Path, bubblewrap
     assert kinds.index(ParityChecked) < kinds.index(StepFinished)
     steps = [event for event in events if isinstance(event, StepFinished)]
     assert [event.step for event in steps] == [1, 2, 3]
-    assert "dis/trusted_fraction" not in steps[0].metrics  # the critic alone learns
-    assert 0.9 < steps[1].metrics["dis/trusted_fraction"] <= 1.0
+    assert "policy/trusted_fraction" not in steps[0].metrics  # the critic alone learns
+    assert 0.9 < steps[1].metrics["policy/trusted_fraction"] <= 1.0
     assert {"batch/success", "batch/staleness", "rollout/episodes_per_s"} <= set(steps[2].metrics)
     run = tmp_path / "run"
     for name in ("config.toml", "metrics.jsonl", "learning_curve.png", "checkpoints/step-000003/policy/config.json"):

@@ -139,7 +139,7 @@ def _step_numbers(metrics: dict[str, float]) -> str:
             f"success {number('batch/success', '.2f')}",
             f"reward {number('batch/reward', '.2f')}",
             f"stale {number('batch/staleness', '.1f')}",
-            f"trusted {number('dis/trusted_fraction', '.3f')}",
+            f"trusted {number('policy/trusted_fraction', '.3f')}",
             f"tok/s {number('rollout/sampled_tokens_per_s', '.0f')}",
             f"ep/s {number('rollout/episodes_per_s', '.1f')}",
         )

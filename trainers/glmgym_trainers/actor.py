@@ -34,7 +34,7 @@ class Parity:
 
 
 class Actor(nn.Module):
-    """A causal language model that returns log-probs of sampled tokens.
+    """A causal language model that returns log-probs of trained tokens.
 
     Raises:
         ConfigError: the output layer is not a plain matrix, so that blocks of it would not give the model's logits.
@@ -66,7 +66,7 @@ class Actor(nn.Module):
         self.model.save_pretrained(path)
 
     def forward(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
-        """[B, T] float32 log-probs in nats of the sampled tokens, 0 elsewhere; carries gradient."""
+        """[B, T] float32 log-probs in nats of the trained tokens, 0 elsewhere; carries gradient."""
         hidden, targets = self._states(batch)
         return _scatter(batch, token_logprobs(hidden, self._head(), targets, temperature=temperature))
 
@@ -76,14 +76,25 @@ class Actor(nn.Module):
         return logprobs
 
     def logprobs_and_entropy(self, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies in nats, [B, T] each, 0 where not sampled."""
+        """Log-probs and entropies in nats, [B, T] each, 0 where not trained."""
         hidden, targets = self._states(batch)
         pair = token_logprobs_and_entropy(hidden, self._head(), targets, temperature=temperature)
         return _scatter(batch, pair[0]), _scatter(batch, pair[1])
 
+    def logprobs_with_top(self, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Log-probs of the trained tokens, [B, T], and of the teacher's likeliest tokens there, [N, k]; with gradient.
+
+        Both are over the whole vocabulary, from one walk through it.
+        """
+        assert batch.teacher_top_ids is not None
+        hidden, targets = self._states(batch)
+        wanted = torch.cat([targets[:, None], batch.teacher_top_ids], dim=1)
+        logprobs = token_logprobs(hidden, self._head(), wanted, temperature=temperature)
+        return _scatter(batch, logprobs[:, 0]), logprobs[:, 1:]
+
     def _states(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The hidden state that predicts each sampled token, [N, H], and that token, [N]."""
-        rows, columns = batch.sampled_at()
+        """The hidden state that predicts each trained token, [N, H], and that token, [N]."""
+        rows, columns = batch.trained_at()
         hidden = self.model.base_model(input_ids=batch.token_ids, position_ids=batch.positions, use_cache=False)
         return hidden.last_hidden_state[rows, columns - 1], batch.token_ids[rows, columns]
 
@@ -134,5 +145,5 @@ def check_parity(
 
 
 def _scatter(batch: Batch, per_token: Tensor) -> Tensor:
-    out = per_token.new_zeros(batch.sampled_mask.shape)
-    return out.index_put(batch.sampled_at(), per_token)
+    out = per_token.new_zeros(batch.trained_mask.shape)
+    return out.index_put(batch.trained_at(), per_token)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from glmgym.errors import CaptureError
+from glmgym.scoring import TeacherScore
 from glmgym.trajectory import NO_VERSION, Trajectory
 from glmgym_trainers.credit import Credit
 
@@ -26,11 +28,16 @@ class Row:
     trajectory_id: str
     segment_index: int
     token_ids: NDArray[np.int32]  # [T]
-    sampled_mask: NDArray[np.bool_]  # [T]
+    trained_mask: NDArray[np.bool_]  # [T] sampled by the policy, and not left out by the algorithm
     rollout_logprobs: NDArray[np.float32]  # [T]
     versions: NDArray[np.int32]  # [T]
     advantages: NDArray[np.float32]  # [T]
     returns: NDArray[np.float32]  # [T]
+    copies: int = 1
+    weight: float = 0.0  # what one trained token counts in the global batch; see ``reductions.weigh``
+    old_logprobs: NDArray[np.float32] | None = None  # [T] the trainer's own, before the first update on this batch
+    old_values: NDArray[np.float32] | None = None  # [T] the critic's, when the targets were made
+    teacher: TeacherScore | None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory, segment_index: int, credit: Credit | None = None) -> Row:
@@ -49,20 +56,25 @@ class Row:
             )
         if len(credit.advantages) != len(segment):
             raise CaptureError(f"{credit.name} has {len(segment)} tokens but credit for {len(credit.advantages)}")
+        sampled = segment.sampled_mask
+        trained = sampled if credit.trained_mask is None else credit.trained_mask
+        if (trained & ~sampled).any():
+            raise CaptureError(f"{credit.name} would train a token that no policy sampled")
         return cls(
             trajectory.id,
             segment_index,
             segment.token_ids,
-            segment.sampled_mask,
+            trained,
             segment.logprobs,
             segment.versions,
             credit.advantages,
             credit.returns,
+            credit.copies,
         )
 
     @property
-    def num_sampled(self) -> int:
-        return int(self.sampled_mask.sum())
+    def num_trained(self) -> int:
+        return int(self.trained_mask.sum())
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -70,35 +82,42 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows padded on the right to one length. ``num_tokens`` counts the sampled tokens of the *global* batch.
+    """Rows padded on the right to one length. ``weights`` hold the denominator of the *global* batch.
 
-    Padding is a token id like any other, never sampled: under causal attention no real token can see it.
+    Padding is a token id like any other, never trained: under causal attention no real token can see it. The teacher's
+    columns exist when every row has a teacher's score, the columns of what an update started from when it asked.
     """
 
     token_ids: Tensor  # [B, T] int64
     positions: Tensor  # [B, T] int64, 0 at the first token of a row
-    sampled_mask: Tensor  # [B, T] bool
+    trained_mask: Tensor  # [B, T] bool
     rollout_logprobs: Tensor  # [B, T] float32 nats
     versions: Tensor  # [B, T] int32, NO_VERSION where not sampled
     advantages: Tensor  # [B, T] float32
     returns: Tensor  # [B, T] float32
-    num_tokens: int
+    weights: Tensor  # [B, 1] float32: what one trained token of the row counts
+    old_logprobs: Tensor | None = None  # [B, T] float32 nats
+    old_values: Tensor | None = None  # [B, T] float32
+    teacher_logprobs: Tensor | None = None  # [B, T] float32 nats
+    teacher_top_ids: Tensor | None = None  # [N, k] int64, one row per trained token in the order of ``trained_at``
+    teacher_top_logprobs: Tensor | None = None  # [N, k] float32 nats
 
-    def sampled_at(self) -> tuple[Tensor, Tensor]:
-        """Row and column of each sampled token, [N] each. The state that predicts it is at column - 1.
+    def trained_at(self) -> tuple[Tensor, Tensor]:
+        """Row and column of each trained token, [N] each. The state that predicts it is at column - 1.
 
         A segment starts with an unsampled token, so that column is never negative.
         """
-        rows, columns = self.sampled_mask.nonzero(as_tuple=True)
+        rows, columns = self.trained_mask.nonzero(as_tuple=True)
         return rows, columns
 
     def to(self, device: torch.device | str) -> Batch:
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "num_tokens"}
-        return Batch(**moved, num_tokens=self.num_tokens)
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: None if c is None else c.to(device) for name, c in columns.items()}
+        return Batch(**moved)
 
 
 def rows_of(trajectories: Iterable[Trajectory], credits: Iterable[Credit]) -> list[Row]:
-    """One row per credit whose segment has a sampled token; a credit that appears twice trains twice.
+    """One row per credit whose segment has a token to train.
 
     Raises:
         CaptureError: a credit is for an unknown trajectory or for a different number of tokens.
@@ -110,17 +129,12 @@ def rows_of(trajectories: Iterable[Trajectory], credits: Iterable[Credit]) -> li
         if trajectory is None or credit.segment_index >= len(trajectory.segments):
             raise CaptureError(f"credit for {credit.name}, which is not in this batch")
         row = Row.of(trajectory, credit.segment_index, credit)
-        if row.num_sampled:
+        if row.num_trained:
             rows.append(row)
     return rows
 
 
-def count_sampled(rows: Iterable[Row]) -> int:
-    """Sampled tokens of these rows, at least 1: the denominator of a token mean, before the sum over ranks."""
-    return max(1, sum(row.num_sampled for row in rows))
-
-
-def collate(rows: Sequence[Row], *, num_tokens: int, pad_to: int = 0) -> Batch:
+def collate(rows: Sequence[Row], *, pad_to: int = 0) -> Batch:
     """Pad rows to the longest of them, or to ``pad_to`` if that is more.
 
     Raises:
@@ -130,21 +144,35 @@ def collate(rows: Sequence[Row], *, num_tokens: int, pad_to: int = 0) -> Batch:
         raise ValueError("a batch needs at least one row")
     width = max(pad_to, *(len(row) for row in rows))
 
-    def column(name: str, dtype: torch.dtype, fill: float) -> Tensor:
+    def padded(parts: Sequence[NDArray[Any]], dtype: torch.dtype, fill: float = 0.0) -> Tensor:
         out = torch.full((len(rows), width), fill, dtype=dtype)
-        for index, row in enumerate(rows):
-            out[index, : len(row)] = torch.tensor(getattr(row, name), dtype=dtype)
+        for index, part in enumerate(parts):
+            out[index, : len(part)] = torch.tensor(part, dtype=dtype)
         return out
 
+    def column(name: str, dtype: torch.dtype, fill: float = 0.0) -> Tensor:
+        return padded([getattr(row, name) for row in rows], dtype, fill)
+
+    def known(name: str) -> Tensor | None:
+        parts = [part for row in rows if (part := getattr(row, name)) is not None]
+        return padded(parts, torch.float32) if len(parts) == len(rows) else None
+
+    teachers = [row.teacher for row in rows if row.teacher is not None]
+    has_teacher = len(teachers) == len(rows)
+
     return Batch(
-        token_ids=column("token_ids", torch.int64, 0),
+        token_ids=column("token_ids", torch.int64),
         positions=torch.arange(width).repeat(len(rows), 1),
-        sampled_mask=column("sampled_mask", torch.bool, False),
-        rollout_logprobs=column("rollout_logprobs", torch.float32, 0.0),
+        trained_mask=column("trained_mask", torch.bool),
+        rollout_logprobs=column("rollout_logprobs", torch.float32),
         versions=column("versions", torch.int32, NO_VERSION),
-        advantages=column("advantages", torch.float32, 0.0),
-        returns=column("returns", torch.float32, 0.0),
-        num_tokens=num_tokens,
+        advantages=column("advantages", torch.float32),
+        returns=column("returns", torch.float32),
+        weights=torch.tensor([[row.weight] for row in rows], dtype=torch.float32),
+        old_logprobs=known("old_logprobs"),
+        old_values=known("old_values"),
+        teacher_logprobs=padded([t.logprobs for t in teachers], torch.float32) if has_teacher else None,
+        **(_top_columns(rows) if has_teacher and all(t.top_ids is not None for t in teachers) else {}),
     )
 
 
@@ -161,3 +189,26 @@ def micro_batches(rows: Sequence[Row], *, max_tokens: int) -> Iterator[list[Row]
         pending.append(row)
     if pending:
         yield pending
+
+
+def split_trajectories(rows: Sequence[Row], parts: int) -> list[list[Row]]:
+    """Share rows out into at most ``parts`` lists, in turn; the rows of one trajectory stay together."""
+    owners = list(dict.fromkeys(row.trajectory_id for row in rows))
+    part_of = {owner: index % parts for index, owner in enumerate(owners)}
+    shares = [[row for row in rows if part_of[row.trajectory_id] == part] for part in range(parts)]
+    return [share for share in shares if share]
+
+
+def _top_columns(rows: Sequence[Row]) -> dict[str, Tensor]:
+    """The teacher's best tokens at each trained token, rows one after the other."""
+    ids, logprobs = [], []
+    for row in rows:
+        assert row.teacher is not None
+        assert row.teacher.top_ids is not None
+        assert row.teacher.top_logprobs is not None
+        ids.append(row.teacher.top_ids[row.trained_mask])
+        logprobs.append(row.teacher.top_logprobs[row.trained_mask])
+    return {
+        "teacher_top_ids": torch.tensor(np.concatenate(ids), dtype=torch.int64),
+        "teacher_top_logprobs": torch.tensor(np.concatenate(logprobs), dtype=torch.float32),
+    }

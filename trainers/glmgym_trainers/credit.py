@@ -29,10 +29,14 @@ class Credit:
     segment_index: int
     advantages: NDArray[np.float32]  # [T]
     returns: NDArray[np.float32]  # [T] critic targets; 0 when the algorithm has no critic
+    trained_mask: NDArray[np.bool_] | None = None  # [T] tokens that train; None: all that the policy sampled
+    copies: int = 1  # how many times the segment counts, as when it stands in for a failed member of its group
 
     def __post_init__(self) -> None:
         if self.advantages.shape != self.returns.shape:
             raise ValueError(f"{self.name}: {len(self.advantages)} advantages, {len(self.returns)} returns")
+        if self.copies < 1:
+            raise ValueError(f"{self.name}: copies={self.copies}; leave the credit out instead")
         if not (np.isfinite(self.advantages).all() and np.isfinite(self.returns).all()):
             raise ValueError(f"{self.name}: an advantage or a return is not finite")
 

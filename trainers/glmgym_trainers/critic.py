@@ -70,7 +70,7 @@ def score_prefixes(
     rows = [Row.of(trajectory, index) for trajectory in trajectories for index in range(len(trajectory.segments))]
     scores = {}
     for group in micro_batches(rows, max_tokens=max_tokens):
-        prefixes = critic(collate(group, num_tokens=1).to(device)).cpu().numpy()
+        prefixes = critic(collate(group).to(device)).cpu().numpy()
         for row, values in zip(group, prefixes, strict=True):
             scores[row.trajectory_id, row.segment_index] = values[: len(row) + 1]
     return scores

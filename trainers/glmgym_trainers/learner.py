@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,18 @@ import torch
 from torch import Tensor
 
 from glmgym.metrics import Metric, merge, values
+from glmgym.scoring import TeacherScore
 from glmgym.trajectory import Trajectory
 from glmgym_trainers.actor import Actor, Parity, check_parity
 from glmgym_trainers.algorithms import Algorithm, Extra, Forward
-from glmgym_trainers.batch import Row, collate, count_sampled, micro_batches, rows_of
+from glmgym_trainers.batch import Batch, Row, collate, micro_batches, rows_of, split_trajectories
 from glmgym_trainers.credit import explained_variance
 from glmgym_trainers.critic import Critic, score_prefixes
 from glmgym_trainers.optim import optimizer_step
+from glmgym_trainers.reductions import weigh
 from glmgym_trainers.settings import TrainerSettings
+
+TeacherScores = Mapping[tuple[str, int], TeacherScore]  # by trajectory id and segment index
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Learner:
     """Actor, critic, optimisers and counters.
 
     ``step_count`` counts batches; ``version`` counts publications of the policy, so it stands still while the critic
-    warms up and moves every ``sync_every`` policy updates.
+    warms up and moves every ``sync_every`` steps of the policy.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class Learner:
         self.version = 0
         self._settings = settings
         self._temperature = temperature
-        self._updates = 0  # of the policy
+        self._policy_steps = 0
         self._actor_optimizer = self._optimizer(self.actor, settings.lr)
         self._critic_optimizer = self._optimizer(self.critic, settings.critic_lr) if self.critic else None
 
@@ -60,28 +64,30 @@ class Learner:
         """Batches of the whole run: critic warm-up, then policy updates."""
         return self.algorithm.value_warmup + self._settings.steps
 
-    def step(self, trajectories: Sequence[Trajectory]) -> StepReport:
-        """Learn from one batch of whole groups.
+    def step(self, trajectories: Sequence[Trajectory], teachers: TeacherScores | None = None) -> StepReport:
+        """Learn from one batch of whole groups. ``teachers`` are needed by algorithms that use one.
 
         Raises:
             NonFiniteGradient: the model broke; its weights are as before.
         """
         limit = self._settings.micro_batch_tokens
-        extra = Extra(score_prefixes(self.critic, trajectories, max_tokens=limit) if self.critic else {})
+        prefixes = score_prefixes(self.critic, trajectories, max_tokens=limit) if self.critic else {}
+        extra = Extra(prefixes, teachers or {})
         groups: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
             groups.setdefault(trajectory.group_id or trajectory.id, []).append(trajectory)
-        rows = rows_of(trajectories, [c for group in groups.values() for c in self.algorithm.credit(group, extra)])
+        credits = [credit for group in groups.values() for credit in self.algorithm.credit(group, extra)]
+        rows = weigh([_with_extra(row, extra) for row in rows_of(trajectories, credits)], self.algorithm.reduction)
         parts: list[Mapping[str, Metric]] = []
         metrics = {"batch/rows": float(len(rows)), **_credit_numbers(rows, extra)}
         for _ in range(self.algorithm.critic_updates if self.critic else 0):
             metrics["value/loss"] = self._critic_update(rows, parts)
         if self.step_count >= self.algorithm.value_warmup:
-            metrics |= self._policy_update(rows, parts)
+            metrics |= self._policy_step(rows, parts)
         self.step_count += 1
         trained = Counter[str]()
         for row in rows:
-            trained[row.trajectory_id] += row.num_sampled
+            trained[row.trajectory_id] += row.num_trained
         return StepReport(
             {**metrics, **values(merge(parts))}, {trajectory.id: trained[trajectory.id] for trajectory in trajectories}
         )
@@ -95,11 +101,11 @@ class Learner:
         rows = [Row.of(t, index) for t in trajectories for index in range(len(t.segments))]
         ours, theirs, labels = [], [], []
         for group in micro_batches(rows, max_tokens=self._settings.micro_batch_tokens):
-            batch = collate(group, num_tokens=1)
+            batch = collate(group)
             with torch.no_grad():
                 logprobs = self.actor.logprobs(batch, self._temperature)
             for index, row in enumerate(group):
-                at = np.flatnonzero(row.sampled_mask & (row.versions == self.version))
+                at = np.flatnonzero(row.trained_mask & (row.versions == self.version))
                 ours.append(logprobs[index, at])
                 theirs.append(batch.rollout_logprobs[index, at])
                 labels += [f"{row.trajectory_id} token {p} (id {row.token_ids[p]})" for p in at]
@@ -117,7 +123,7 @@ class Learner:
         return {
             "step_count": self.step_count,
             "version": self.version,
-            "updates": self._updates,
+            "policy_steps": self._policy_steps,
             "actor_optimizer": self._actor_optimizer.state_dict(),
             "critic": self.critic.state_dict() if self.critic else None,
             "critic_optimizer": self._critic_optimizer.state_dict() if self._critic_optimizer else None,
@@ -125,75 +131,110 @@ class Learner:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``; the policy's weights come with the model."""
-        self.step_count, self.version, self._updates = state["step_count"], state["version"], state["updates"]
+        self.step_count, self.version = state["step_count"], state["version"]
+        self._policy_steps = state["policy_steps"]
         self._actor_optimizer.load_state_dict(state["actor_optimizer"])
         if self.critic and self._critic_optimizer:
             self.critic.load_state_dict(state["critic"])
             self._critic_optimizer.load_state_dict(state["critic_optimizer"])
 
-    def _critic_update(self, rows: list[Row], parts: list[Mapping[str, Metric]]) -> float:
-        """One step of the critic on the whole batch; the mean squared error before it."""
+    def _critic_update(self, rows: Sequence[Row], parts: list[Mapping[str, Metric]]) -> float:
+        """One step of the critic on the whole batch; its loss before it."""
         assert self.critic is not None
         assert self._critic_optimizer is not None
-        total, num_tokens = 0.0, count_sampled(rows)
+        total = 0.0
         for group in micro_batches(rows, max_tokens=self._settings.micro_batch_tokens):
-            batch = collate(group, num_tokens=num_tokens)
+            batch = collate(group)
             out = self.algorithm.critic_loss(self.critic.values(batch), batch)
             out.loss.backward()
             total += float(out.loss.detach())
         _, metrics = optimizer_step(
             self._critic_optimizer,
             self.critic.parameters(),
-            num_trusted=sum(row.num_sampled for row in rows),
+            num_trusted=_num_trained(rows),
             max_grad_norm=self._settings.max_grad_norm,
         )
         parts.append({f"critic_{name}": metric for name, metric in metrics.items()})
         return total
 
-    def _policy_update(self, rows: list[Row], parts: list[Mapping[str, Metric]]) -> dict[str, float]:
-        num_tokens = count_sampled(rows)
+    def _policy_step(self, rows: Sequence[Row], parts: list[Mapping[str, Metric]]) -> dict[str, float]:
+        """As many updates as there are mini-batches; the numbers are means over the tokens of all of them."""
+        shares = split_trajectories(rows, self._settings.minibatches)
+        if self.algorithm.uses_old_logprobs and len(shares) > 1:
+            shares = [self._with_old_logprobs(share) for share in shares]
         sums: defaultdict[str, float] = defaultdict(float)
+        for share in shares:
+            self._policy_update(weigh(share, self.algorithm.reduction), sums, parts)
+        self._policy_steps += 1
+        if self._policy_steps % self._settings.sync_every == 0:
+            self.version += 1
+            if self._settings.reset_optimizer:
+                self._actor_optimizer = self._optimizer(self.actor, self._settings.lr)
+        loss, trained = sums.pop("policy/loss", 0.0), _num_trained(rows)
+        numbers = {name: total / max(trained, 1) for name, total in sums.items()}
+        return {"policy/loss": loss / max(len(shares), 1), "policy/trained_tokens": float(trained), **numbers}
+
+    def _policy_update(self, rows: Sequence[Row], sums: dict[str, float], parts: list[Mapping[str, Metric]]) -> None:
+        """One step of the policy on weighted rows. ``sums`` and ``parts`` are added to."""
+        num_trusted = 0
         for group in micro_batches(rows, max_tokens=self._settings.micro_batch_tokens):
-            batch = collate(group, num_tokens=num_tokens)
-            out = self.algorithm.loss(Forward(self.actor.logprobs(batch, self._temperature)), batch)
+            batch = collate(group)
+            out = self.algorithm.loss(self._forward(batch), batch)
             out.loss.backward()
             sums["policy/loss"] += float(out.loss.detach())
+            num_trusted += int(out.sums["policy/trusted_fraction"])
             for name, value in out.sums.items():
                 sums[name] += float(value)
         _, metrics = optimizer_step(
             self._actor_optimizer,
             self.actor.parameters(),
-            num_trusted=int(sums["dis/trusted"]),
+            num_trusted=num_trusted,
             max_grad_norm=self._settings.max_grad_norm,
         )
         parts.append(metrics)
-        self._updates += 1
-        if self._updates % self._settings.sync_every == 0:
-            self.version += 1
-            if self._settings.reset_optimizer:
-                self._actor_optimizer = self._optimizer(self.actor, self._settings.lr)
-        sampled = max(sums["dis/sampled"], 1.0)
-        return {
-            "policy/loss": sums["policy/loss"],
-            "dis/sampled": sums["dis/sampled"],
-            "dis/trusted_fraction": sums["dis/trusted"] / sampled,
-            "dis/abs_log_ratio": sums["dis/abs_log_ratio"] / sampled,
-            "dis/k3": sums["dis/k3"] / sampled,
-        }
+
+    def _forward(self, batch: Batch) -> Forward:
+        top = None
+        if batch.teacher_top_ids is None:
+            logprobs = self.actor.logprobs(batch, self._temperature)
+        else:
+            logprobs, top = self.actor.logprobs_with_top(batch, self._temperature)
+        old = batch.old_logprobs
+        # A single update starts from the weights it is computed at: its own log-probs are the old ones.
+        return Forward(logprobs, logprobs.detach() if old is None else old, top)
+
+    @torch.no_grad()
+    def _with_old_logprobs(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with the policy's log-probs as they are now."""
+        out = []
+        for group in micro_batches(rows, max_tokens=self._settings.micro_batch_tokens):
+            logprobs = self.actor.logprobs(collate(group), self._temperature).numpy()
+            out += [replace(row, old_logprobs=own[: len(row)]) for row, own in zip(group, logprobs, strict=True)]
+        return out
 
     def _optimizer(self, module: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         return torch.optim.AdamW(trained, lr=lr, betas=self._settings.betas, weight_decay=self._settings.weight_decay)
 
 
+def _with_extra(row: Row, extra: Extra) -> Row:
+    key = row.trajectory_id, row.segment_index
+    prefixes = extra.values.get(key)
+    return replace(row, old_values=None if prefixes is None else prefixes[:-1], teacher=extra.teachers.get(key))
+
+
+def _num_trained(rows: Sequence[Row]) -> int:
+    return sum(row.num_trained for row in rows)
+
+
 def _credit_numbers(rows: Sequence[Row], extra: Extra) -> dict[str, float]:
     """How the critic did on this batch before learning from it, and the spread of the advantages."""
     if not rows:
         return {}
-    advantages = np.concatenate([row.advantages[row.sampled_mask] for row in rows])
+    advantages = np.concatenate([row.advantages[row.trained_mask] for row in rows])
     numbers = {"credit/advantage_std": float(advantages.std())}
     if extra.values:
-        returns = np.concatenate([row.returns[row.sampled_mask] for row in rows])
-        predicted = [extra.values[row.trajectory_id, row.segment_index][:-1][row.sampled_mask] for row in rows]
+        returns = np.concatenate([row.returns[row.trained_mask] for row in rows])
+        predicted = [extra.values[row.trajectory_id, row.segment_index][:-1][row.trained_mask] for row in rows]
         numbers["value/explained_variance"] = explained_variance(returns, np.concatenate(predicted))
     return numbers

@@ -1,9 +1,13 @@
 """The objectives as pure functions: tensors in, one scalar and detached sums out. Owned by the trainer.
 
-Every function takes the token count of the *global* batch, so that the losses of micro-batches and ranks add up to the
-loss of the whole (token mean). The masks say which tokens the policy sampled; what else drops a token (a trust band, a
-clip) is decided here, for one step, and never written back. A value at a masked-out position may be anything, NaN and
-infinity included: it reaches neither the loss nor a gradient.
+Every function takes what each token counts in the *global* batch (``weights``; see ``reductions``), so that the losses
+of micro-batches and ranks add up to the loss of the whole. The masks say which tokens train; what else drops a token (a
+trust band, a clip) is decided here, for one step, and never written back. A value at a masked-out position may be
+anything, NaN and infinity included: it reaches neither the loss nor a gradient.
+
+The sums that come with a loss are over trained tokens, ready for a SUM reduction over micro-batches and ranks; divided
+by the number of trained tokens each is the mean or the fraction that its name says. ``policy/trusted_fraction`` is
+among them always: how many tokens carry gradient.
 """
 
 from __future__ import annotations
@@ -22,37 +26,36 @@ def dis_loss(
     rollout_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
+    weights: Tensor | float,
     *,
     low: float,
     high: float,
-    num_tokens: int,
     form: DisForm = "detached",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Direct double-sided importance sampling (GLM-5 report, equations 3-5; SAO, equations 1-3).
 
     A token trains only while ``low < ratio < high`` (open interval), whatever the sign of its advantage; outside the
     band it adds neither value nor gradient, yet stays in the denominator. Both forms have the gradient
-    ``-ratio * advantage / num_tokens`` with respect to a trusted token's log-prob and differ in value only: "detached"
+    ``-weight * ratio * advantage`` with respect to a trusted token's log-prob and differ in value only: "detached"
     multiplies a constant ratio by the log-prob, as the papers write it; "surrogate" lets the ratio carry the gradient.
 
     Args:
         logprobs: [...] current policy, carries gradient, nats.
         rollout_logprobs: [...] engine values at sampling time, nats; treated as constant.
         advantages: [...] treated as constant.
-        mask: [...] bool, tokens the policy sampled.
+        mask: [...] bool, tokens that train.
+        weights: broadcastable to [...]; 1 / tokens of the global batch for a token mean.
         low: lower bound of the ratio itself, as an explicit number (``1 - 0.8`` is not ``0.2`` in floating point).
         high: upper bound of the ratio itself.
-        num_tokens: sampled tokens of the global batch.
 
     Returns:
-        The scalar loss, connected to the graph even when nothing is trusted, and detached sums ready for a SUM
-        reduction: ``dis/sampled``, ``dis/trusted``, ``dis/below``, ``dis/above``, ``dis/abs_log_ratio``, ``dis/k3``
+        The scalar loss, connected to the graph even when nothing is trusted, and detached sums:
+        ``policy/trusted_fraction``, ``dis/below_fraction``, ``dis/above_fraction``, ``dis/abs_log_ratio``, ``dis/k3``
         (the last estimates the divergence of the current policy from the rollout's).
 
     Raises:
-        ValueError: ``num_tokens`` < 1, or not ``0 < low < 1 < high``.
+        ValueError: not ``0 < low < 1 < high``.
     """
-    _check_count(num_tokens)
     if not 0.0 < low < 1.0 < high:
         raise ValueError(f"the trust band needs 0 < low < 1 < high, got low={low}, high={high}")
     log_ratio = torch.where(mask, logprobs - rollout_logprobs.detach(), 0.0)
@@ -68,26 +71,25 @@ def dis_loss(
         per_token = torch.where(trusted, ratio * weight, 0.0)
     seen = log_ratio.detach()
     metrics = {
-        "dis/sampled": mask.sum(),
-        "dis/trusted": trusted.sum(),
-        "dis/below": below.sum(),
-        "dis/above": above.sum(),
+        "policy/trusted_fraction": trusted.sum(),
+        "dis/below_fraction": below.sum(),
+        "dis/above_fraction": above.sum(),
         "dis/abs_log_ratio": seen.abs().sum(),
         "dis/k3": (seen.clamp(-20.0, 20.0).exp() - 1.0 - seen).sum(),
     }
-    return -per_token.sum() / num_tokens, metrics
+    return -(weights * per_token).sum(), metrics
 
 
 def value_loss(
     values: Tensor,
     returns: Tensor,
     mask: Tensor,
+    weights: Tensor | float,
     *,
-    num_tokens: int,
     clip: float | None = None,
     old_values: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean squared error of the critic, without a factor one half (SAO, preliminaries).
+    """Weighted squared error of the critic, without a factor one half (SAO, preliminaries).
 
     With ``clip``, the larger of the plain error and the error of a value kept within ``clip`` of its old one (the form
     slime uses, default 0.2 there; SAO does not mention it).
@@ -95,8 +97,8 @@ def value_loss(
     Args:
         values: [...] carries gradient.
         returns: [...] targets, treated as constant.
-        mask: [...] bool, tokens the policy sampled.
-        num_tokens: sampled tokens of the global batch.
+        mask: [...] bool, tokens that train.
+        weights: broadcastable to [...]; 1 / tokens of the global batch for a token mean.
         old_values: [...] the values when the targets were made; needed by ``clip`` only.
 
     Returns:
@@ -104,9 +106,8 @@ def value_loss(
         ``value/return_squared``, ``value/error`` from which the explained variance of a global batch follows.
 
     Raises:
-        ValueError: ``num_tokens`` < 1, or ``clip`` without ``old_values``.
+        ValueError: ``clip`` without ``old_values``.
     """
-    _check_count(num_tokens)
     targets = torch.where(mask, returns.detach(), 0.0).to(values.dtype)
     error = torch.where(mask, values - targets, 0.0)
     squared = error.square()
@@ -123,9 +124,4 @@ def value_loss(
         "value/return": targets.sum(),
         "value/return_squared": targets.square().sum(),
     }
-    return squared.sum() / num_tokens, metrics
-
-
-def _check_count(num_tokens: int) -> None:
-    if num_tokens < 1:
-        raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+    return (weights * squared).sum(), metrics

@@ -10,23 +10,31 @@ from glmgym.settings import Settings
 
 
 class TrainerSettings(Settings):
-    steps: int = 20  # policy updates
-    batch_size: int = 64  # trajectories per update
+    steps: int = 20  # batches the policy learns from
+    batch_size: int = 64  # trajectories per step
+    minibatches: int = 1  # policy updates per step, each on its share of the batch's trajectories
     lr: float = 4e-4  # of the policy; ours, for models of half a million parameters
     critic_lr: float = 2e-3  # ours
     betas: tuple[float, float] = (0.9, 0.98)  # slime's public GLM recipes
     weight_decay: float = 0.0  # decoupled, as in AdamW
     max_grad_norm: float = 1.0  # global L2 norm above which gradients are scaled down
     micro_batch_tokens: int = 4096  # padded tokens per forward
-    sync_every: int = 1  # updates between two publications of the weights
+    sync_every: int = 1  # steps between two publications of the weights
     reset_optimizer: bool = False  # after each publication, as GLM-5 section 4.1 does
-    save_every: int = 1  # updates between checkpoints
+    save_every: int = 1  # steps between checkpoints
     keep_checkpoints: int = 2  # the newest ones; older ones are removed
     max_mismatch: float = 1e-3  # nats; above this the engine and the trainer disagree and training refuses to start
     threads: int = 1  # torch threads of one operation; engine and trainer run side by side
 
     @field_validator(
-        "steps", "batch_size", "sync_every", "save_every", "keep_checkpoints", "micro_batch_tokens", "threads"
+        "steps",
+        "batch_size",
+        "minibatches",
+        "sync_every",
+        "save_every",
+        "keep_checkpoints",
+        "micro_batch_tokens",
+        "threads",
     )
     @classmethod
     def _at_least_one(cls, value: int) -> int:

@@ -26,12 +26,12 @@ def token_logprobs(
     Args:
         hidden: [N, H] final hidden states, carries gradient.
         weight: [V, H] output embedding, carries gradient.
-        targets: [N] int64 in [0, V).
+        targets: [N] int64 in [0, V), or [N, K] for several tokens of each distribution.
         temperature: of the distribution the tokens were sampled from.
         block_bytes: memory for one block of logits.
 
     Returns:
-        [N] nats, float32 (float64 for float64 inputs), also when the inputs are bfloat16.
+        [N] or [N, K] nats, float32 (float64 for float64 inputs), also when the inputs are bfloat16.
 
     Raises:
         ValueError: shapes disagree, a target is outside the vocabulary, or ``temperature`` is not positive.
@@ -50,17 +50,19 @@ def token_logprobs_and_entropy(
 def _apply(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, block_bytes: int, *, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or targets.shape != hidden.shape[:1]:
+    are_states = hidden.ndim == weight.ndim == 2 and hidden.shape[1] == weight.shape[1]
+    if not are_states or targets.ndim not in (1, 2) or targets.shape[:1] != hidden.shape[:1]:
         raise ValueError(
-            f"want hidden [N, H], weight [V, H] and targets [N], "
+            f"want hidden [N, H], weight [V, H] and targets [N] or [N, K], "
             f"got {tuple(hidden.shape)}, {tuple(weight.shape)} and {tuple(targets.shape)}"
         )
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     if targets.numel() and not (int(targets.min()) >= 0 and int(targets.max()) < len(weight)):
         raise ValueError(f"a target lies outside the vocabulary of {len(weight)}")
-    logprobs, entropy = _BlockedLogprobs.apply(hidden, weight, targets, 1.0 / temperature, block_bytes, with_entropy)
-    return logprobs, entropy
+    chosen = targets if targets.ndim == 2 else targets[:, None]
+    logprobs, entropy = _BlockedLogprobs.apply(hidden, weight, chosen, 1.0 / temperature, block_bytes, with_entropy)
+    return logprobs.view(targets.shape), entropy
 
 
 class _BlockedLogprobs(torch.autograd.Function):
@@ -73,13 +75,11 @@ class _BlockedLogprobs(torch.autograd.Function):
         top = scaled.new_full((len(scaled),), torch.finfo(scaled.dtype).min)
         total = torch.zeros_like(top)
         moment = torch.zeros_like(top)
-        chosen = torch.zeros_like(top)
+        chosen = scaled.new_zeros(targets.shape)
         for start, block, logits in _blocks(scaled, weight, block_bytes):
             torch.mm(scaled, block.T, out=logits)
-            column = targets - start
-            inside = (column >= 0) & (column < len(block))
-            column.clamp_(0, len(block) - 1)
-            chosen = torch.where(inside, logits.gather(1, column[:, None]).squeeze(1), chosen)
+            column, inside = _columns(targets, start, len(block))
+            chosen = torch.where(inside, logits.gather(1, column), chosen)
             new_top = torch.maximum(top, logits.amax(1))
             logits.sub_(new_top[:, None])
             decay = (top - new_top).exp()
@@ -97,7 +97,7 @@ class _BlockedLogprobs(torch.autograd.Function):
         ctx.scale, ctx.block_bytes, ctx.with_entropy = scale, block_bytes, with_entropy
         if not with_entropy:
             ctx.mark_non_differentiable(entropy)
-        return chosen - log_total, entropy
+        return chosen - log_total[:, None], entropy
 
     @staticmethod
     @once_differentiable
@@ -107,23 +107,30 @@ class _BlockedLogprobs(torch.autograd.Function):
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         grad_scaled = torch.zeros_like(scaled) if want_hidden else None
         grad_weight = torch.empty_like(weight) if want_weight else None
+        grad_total = grad_logprobs.sum(1)
         for start, block, logits in _blocks(scaled, weight, ctx.block_bytes):
             torch.mm(scaled, block.T, out=logits)
             grad = logits.sub_(log_total[:, None])
             # d logprob / d logit = onehot - p;  d entropy / d logit = -p * (log p + entropy)
             if ctx.with_entropy:
-                slope = grad.add(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprobs[:, None])
+                slope = grad.add(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_total[:, None])
                 grad.exp_().mul_(slope.neg_())
             else:
-                grad.exp_().mul_(grad_logprobs.neg()[:, None])
-            rows = ((targets >= start) & (targets < start + len(block))).nonzero().squeeze(1)
-            grad[rows, targets[rows] - start] += grad_logprobs[rows]
+                grad.exp_().mul_(grad_total.neg()[:, None])
+            column, inside = _columns(targets, start, len(block))
+            grad.scatter_add_(1, column, torch.where(inside, grad_logprobs, 0.0))
             if grad_scaled is not None:
                 grad_scaled.addmm_(grad, block)
             if grad_weight is not None:
                 grad_weight[start : start + len(block)] = grad.T @ scaled
         grad_hidden = None if grad_scaled is None else grad_scaled.mul_(ctx.scale).to(hidden.dtype)
         return grad_hidden, grad_weight, None, None, None, None
+
+
+def _columns(targets: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where each target lies in the block from ``start`` on, [N, K], and which of them do; the others point at 0."""
+    inside = (targets >= start) & (targets < start + width)
+    return torch.where(inside, targets - start, 0), inside
 
 
 def _blocks(scaled: Tensor, weight: Tensor, block_bytes: int) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -19,15 +19,15 @@ class BandSettings(Settings):
 
 
 def band_loss(band: BandSettings, forward: Forward, batch: Batch) -> LossOut:
-    """The DIS loss of a batch, as a token mean over the global count."""
+    """The DIS loss of a batch."""
     loss, sums = dis_loss(
         forward.logprobs,
         batch.rollout_logprobs,
         batch.advantages,
-        batch.sampled_mask,
+        batch.trained_mask,
+        batch.weights,
         low=band.low,
         high=band.high,
-        num_tokens=batch.num_tokens,
         form=band.form,
     )
     return LossOut(loss, sums)

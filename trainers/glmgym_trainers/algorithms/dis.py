@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -47,17 +48,17 @@ class Dis(Algorithm):
         voters = originals if self.settings.baseline == "originals" else members
         rewards = [group[index].outcome.total() for index in voters]
         advantage = dict(zip(voters, group_mean_advantage(rewards).tolist(), strict=True))
-        trained = members if self.settings.fill == "repeat" else originals
-        return [credit for index in trained for credit in _spread(group[index], advantage[index])]
+        copies = Counter(members if self.settings.fill == "repeat" else originals)
+        return [credit for index in originals for credit in _spread(group[index], advantage[index], copies[index])]
 
     def loss(self, forward: Forward, batch: Batch) -> LossOut:
         return band_loss(self.settings, forward, batch)
 
 
-def _spread(trajectory: Trajectory, advantage: float) -> list[Credit]:
+def _spread(trajectory: Trajectory, advantage: float, copies: int) -> list[Credit]:
     """The same advantage on every sampled token of every segment."""
     credits = []
     for index, segment in enumerate(trajectory.segments):
         advantages = np.where(segment.sampled_mask, advantage, 0.0).astype(np.float32)
-        credits.append(Credit(trajectory.id, index, advantages, returns=np.zeros_like(advantages)))
+        credits.append(Credit(trajectory.id, index, advantages, np.zeros_like(advantages), copies=copies))
     return credits
