@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import field_validator
 
-from glmgym.errors import EngineFailure
+from glmgym.errors import CaptureError, EngineFailure
 from glmgym.settings import Settings
 from glmgym.trajectory import check_capture
 
@@ -114,7 +114,47 @@ class Weights:
     path: Path | None = None
 
 
-class Engine(Protocol):
+@dataclass(frozen=True, slots=True, eq=False)
+class TopScores:
+    """What a model says about T given tokens: entry t is about token t + 1 given everything before it, in nats.
+
+    Every log-prob is over the whole vocabulary, of the tempered distribution. ``top_ids`` are the likeliest tokens
+    there, likeliest first and of equal ones the lowest id first.
+
+    Raises:
+        CaptureError: the three have different lengths, or ids and log-probs of the likeliest different widths.
+    """
+
+    logprobs: NDArray[np.float32]  # [T-1] of the given tokens
+    top_ids: NDArray[np.int32]  # [T-1, k]
+    top_logprobs: NDArray[np.float32]  # [T-1, k]
+
+    def __post_init__(self) -> None:
+        if self.top_ids.shape != self.top_logprobs.shape or self.top_ids.shape[:1] != self.logprobs.shape:
+            shapes = self.logprobs.shape, self.top_ids.shape, self.top_logprobs.shape
+            raise CaptureError(f"scores of one text have the shapes {', '.join(map(str, shapes))}")
+
+
+class Scorer(Protocol):
+    """What a teacher needs of an engine: the log-probs of tokens that somebody else sampled, from one prefill."""
+
+    async def score(self, token_ids: Sequence[int], *, temperature: float = 1.0) -> NDArray[np.float32]:
+        """[T-1] log-probs: entry t is the log-prob of ``token_ids[t + 1]`` given everything before it.
+
+        Raises:
+            PromptTooLong: more tokens than the context holds.
+            EngineFailure: the engine broke or is closed.
+        """
+        ...
+
+    async def score_top(self, token_ids: Sequence[int], k: int, *, temperature: float = 1.0) -> TopScores:
+        """As ``score``, with the ``k`` likeliest tokens of each distribution; all of them for k < 0 or beyond V."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Engine(Scorer, Protocol):
     """Token in, token out."""
 
     @property
@@ -146,10 +186,6 @@ class Engine(Protocol):
         """
         ...
 
-    async def score(self, token_ids: Sequence[int], *, temperature: float = 1.0) -> NDArray[np.float32]:
-        """[T-1] log-probs: entry t is the log-prob of ``token_ids[t + 1]`` given everything before it."""
-        ...
-
     async def switch(self, weights: Weights) -> int:
         """Put weights in effect between two decode steps and return the acknowledged version.
 
@@ -167,5 +203,3 @@ class Engine(Protocol):
     async def release(self, session: str) -> None:
         """Forget the session's KV."""
         ...
-
-    async def close(self) -> None: ...

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
+_MOST_LISTED = 20  # names in a hint
+
+
 class GlmgymError(Exception):
     """Base of every error that glmgym raises on purpose."""
 
@@ -104,4 +107,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if near:
         return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(names)}" if names else "; none is registered"
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return f"; known: {', '.join(names[:_MOST_LISTED])}{more}" if names else "; none is registered"

@@ -45,6 +45,7 @@ class EvalReport:
     attempts_per_task: int
     overall: Estimate
     families: dict[str, Estimate]
+    environments: dict[str, Estimate]  # of a mixture: each for itself
     failures: dict[str, int]  # origin -> attempts
     stops: dict[str, int]
     trajectories: tuple[Trajectory, ...]
@@ -66,6 +67,7 @@ class EvalReport:
             "split": self.split,
             "attempts_per_task": self.attempts_per_task,
             "overall": plain(self.overall),
+            "environments": {name: plain(estimate) for name, estimate in self.environments.items()},
             "families": {name: plain(estimate) for name, estimate in self.families.items()},
             "failures": self.failures,
             "stops": self.stops,
@@ -106,16 +108,45 @@ async def evaluate(
     return report([job.result() for job in jobs], spec.id, split, attempts)
 
 
+def share_out(num_tasks: int, specs: Sequence[EnvSpec], split: Split = "heldout") -> list[int]:
+    """How many tasks each environment of a mixture gets: the same for all, or as many as its split has."""
+    shares = [num_tasks // len(specs) + (k < num_tasks % len(specs)) for k in range(len(specs))]
+    return [min(share, spec.tasks.size(split)) for share, spec in zip(shares, specs, strict=True)]
+
+
+async def evaluate_mixture(
+    specs: Sequence[EnvSpec],
+    house: House,
+    *,
+    num_tasks: int,
+    seed: int = 0,
+    max_live: int = 48,
+    on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> EvalReport:
+    """One attempt at each of ``num_tasks`` held-out tasks, shared out over the environments, in one report.
+
+    Raises:
+        ExceptionGroup: a programming mistake; failures at boundaries are counted in the report instead.
+    """
+    trajectories: list[Trajectory] = []
+    for spec, share in zip(specs, share_out(num_tasks, specs), strict=True):
+        found = await evaluate(spec, house, num_tasks=share, seed=seed, max_live=max_live, on_finished=on_finished)
+        trajectories += found.trajectories
+    return report(trajectories, " + ".join(spec.id for spec in specs), "heldout", 1)
+
+
 def report(trajectories: Sequence[Trajectory], env_id: str, split: Split, attempts: int) -> EvalReport:
     """Count a finished evaluation."""
     graded = [t for t in trajectories if t.outcome.is_valid]
     families = sorted({t.family for t in graded})
+    environments = list(dict.fromkeys(t.env_id for t in graded))
     return EvalReport(
         env_id=env_id,
         split=split,
         attempts_per_task=attempts,
         overall=estimate(graded),
         families={name: estimate([t for t in graded if t.family == name]) for name in families},
+        environments={name: estimate([t for t in graded if t.env_id == name]) for name in environments},
         failures=dict(Counter(t.outcome.failure.origin for t in trajectories if t.outcome.failure is not None)),
         stops=dict(Counter(str(t.outcome.stop) for t in trajectories)),
         trajectories=tuple(trajectories),
@@ -123,14 +154,14 @@ def report(trajectories: Sequence[Trajectory], env_id: str, split: Split, attemp
 
 
 def estimate(trajectories: Sequence[Trajectory]) -> Estimate:
-    """Mean total reward with a 95 % interval.
+    """Mean outcome with a 95 % interval; shaping rewards are trained, but are no part of a score.
 
     Tasks are the independent units. Where each was always or never solved the interval is Wilson's, which stays honest
     at 0 and 1; otherwise it is normal over task means.
     """
     by_task: dict[str, list[float]] = {}
     for trajectory in trajectories:
-        by_task.setdefault(trajectory.task_id, []).append(trajectory.outcome.total())
+        by_task.setdefault(trajectory.task_id, []).append(trajectory.outcome.result())
     means = np.array([np.mean(values) for values in by_task.values()])
     n, count = len(means), len(trajectories)
     if n == 0:

@@ -10,6 +10,27 @@ from glmgym.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
+class StageStarted:
+    """One stage of a recipe of several begins; its run's own events follow, unless it was finished before."""
+
+    name: str
+    number: int  # from 1
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageFinished:
+    """A stage has come to its end. ``before`` and ``after`` are its held-out scores, None where none were made."""
+
+    name: str
+    number: int
+    total: int
+    directory: Path
+    before: Mapping[str, object] | None
+    after: Mapping[str, object] | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunStarted:
     directory: Path
     steps: int
@@ -23,6 +44,24 @@ class ParityChecked:
     largest: float
     mean: float
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherChecked:
+    """How far a teacher is from the student that it has not taught yet: an estimate of KL(student || teacher).
+
+    ``kl`` is a mean over sampled tokens in nats. Above ``bound`` the two hardly come from one model, and the student
+    may collapse instead of learning.
+    """
+
+    teacher: str
+    kl: float
+    tokens: int
+    bound: float
+
+    @property
+    def is_far(self) -> bool:
+        return self.kl > self.bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +104,11 @@ class CheckpointSaved:
 
 
 Event = (
-    RunStarted
+    StageStarted
+    | StageFinished
+    | RunStarted
     | ParityChecked
+    | TeacherChecked
     | EvaluationStarted
     | EpisodeEvaluated
     | EvaluationFinished

@@ -7,13 +7,20 @@ Staleness is bounded three times. *Admission*: at most ``(max_staleness + 1) * b
 for running attempts that one more update would make too old, so that slow tasks are not starved by discarding.
 *Consumption*: what is still older than ``max_staleness`` versions, measured from its oldest token, is discarded with
 its reason.
+
+A group of attempts at one task teaches by comparison. It is dropped unless *more than half* of its attempts are valid
+(GLM-5, 4.1); a failed attempt has no vote, and neither has one that became too old. A group whose *outcomes* are all
+equal has no signal. Such groups are counted; with ``dynamic_sampling`` they are discarded too and their slots filled
+anew, so that batches keep their size. Shaping rewards do not count here: a group that differs in style alone would
+otherwise be trained on style alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from pydantic import Field
 
@@ -28,9 +35,17 @@ from glmgym.trajectory import NO_VERSION, Trajectory
 
 logger = logging.getLogger(__name__)
 
+Play = Callable[[Job, House], Awaitable[Trajectory]]
+
+SAME_OUTCOME = 1e-9  # outcomes that differ by less are equal: sums of the same parts may differ in their last bits
+
 
 class RolloutStalled(GlmgymError):
     """No attempt succeeded for too long; the message names those still running and the latest failure."""
+
+
+class NoSignal(GlmgymError):
+    """Every group of late was discarded: nothing can be learned from these tasks as they are played."""
 
 
 class FleetSettings(Settings):
@@ -41,39 +56,50 @@ class FleetSettings(Settings):
     max_retries: int = Field(default=2, ge=0)  # further attempts after a retryable failure
     stall_s: float = Field(default=300.0, gt=0)  # no attempt succeeded for this long is an error
     max_failures: int = Field(default=200, ge=1)  # so many failures in a row, and no success between, is an error
+    dynamic_sampling: bool = False  # discard groups whose outcomes are all equal and sample others in their place
+    max_refill: int = Field(default=100, ge=1)  # so many groups in a row, all discarded as they ended, is an error
+
+
+@dataclass(slots=True)
+class _Group:
+    """The attempts at one task while they run: how many have not ended, and the outcomes of the valid ones by id."""
+
+    num_open: int
+    outcomes: dict[str, float] = field(default_factory=dict)
 
 
 class Fleet:
     """Keeps attempts running until closed; ``take`` and ``freed`` are the trainer's side.
 
     Args:
-        indices: task indices of the training split, endlessly.
+        tasks: environments and indices of their training splits, endlessly.
         batch_size: trajectories per update, a multiple of ``group_size``.
         group_size: attempts at the same task, taken together once all have ended.
+        play: makes one attempt; another than the policy's own where somebody else plays.
     """
 
     def __init__(
         self,
-        spec: EnvSpec,
+        tasks: Iterator[tuple[EnvSpec, int]],
         house: House,
         store: TrajectoryStore,
-        indices: Iterator[int],
         settings: FleetSettings,
         *,
         batch_size: int,
         group_size: int = 1,
         seed: int = 0,
         on_event: OnEvent = lambda event: None,
+        play: Play = run_trajectory,
     ) -> None:
         if batch_size % group_size:
             raise ConfigError(f"batch_size={batch_size} is not a multiple of group_size={group_size}")
-        self._spec, self._house, self._store = spec, house, store
-        self._indices, self._settings = indices, settings
+        self._stream, self._house, self._store = tasks, house, store
+        self._settings = settings
         self._num_groups, self._group_size, self._seed = batch_size // group_size, group_size, seed
         self._capacity = (settings.max_staleness + 1) * batch_size
-        self._on_event = on_event
+        self._on_event, self._play = on_event, play
         self._live: dict[str, int] = {}  # id of a running attempt -> engine version at its birth
-        self._open_groups: dict[str, int] = {}  # group id -> members that have not ended
+        self._open_groups: dict[str, _Group] = {}  # by group id
         self._changed = asyncio.Condition()
         self._crash: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,7 +107,11 @@ class Fleet:
         self._succeeded_at = 0.0  # on the loop's clock: the latest attempt without a failure
         self._last_failure = ""
         self._failures_in_a_row = 0
+        self._discarded_in_a_row = 0  # groups
+        self._last_discarded = ""
         self.num_stale = 0
+        self.num_no_signal = 0  # groups
+        self.num_dropped = 0  # groups with too few valid attempts
 
     def start(self) -> None:
         """Begin issuing attempts."""
@@ -91,6 +121,15 @@ class Fleet:
     def num_live(self) -> int:
         return len(self._live)
 
+    def numbers(self) -> dict[str, float]:
+        """Counts since the start, for the log."""
+        return {
+            "fleet/live": float(self.num_live),
+            "fleet/stale_total": float(self.num_stale),
+            "fleet/no_signal_groups": float(self.num_no_signal),
+            "fleet/dropped_groups": float(self.num_dropped),
+        }
+
     async def take(self, *, version: int) -> list[Trajectory]:
         """One batch for the update that leads from ``version`` to the next: whole groups, oldest first.
 
@@ -98,6 +137,7 @@ class Fleet:
 
         Raises:
             RolloutStalled: no attempt succeeded for ``stall_s`` seconds of waiting, or too many in a row failed.
+            NoSignal: no batch is ready, and the latest ``max_refill`` groups were all discarded.
             Exception: whatever stopped the fleet.
         """
         called_at = asyncio.get_running_loop().time()
@@ -109,6 +149,8 @@ class Fleet:
                     raise RolloutStalled(self._stalled(f"{self._failures_in_a_row} attempts failed in a row"))
                 if not self._must_hold(version) and (ids := await self._choose(version)):
                     return await asyncio.to_thread(self._store.take_ids, ids)
+                if self._discarded_in_a_row >= self._settings.max_refill:
+                    raise NoSignal(f"{self._discarded_in_a_row} groups in a row were discarded; {self._last_discarded}")
                 try:
                     async with asyncio.timeout_at(max(called_at, self._succeeded_at) + self._settings.stall_s):
                         await self._changed.wait()
@@ -142,25 +184,27 @@ class Fleet:
         groups: dict[str, list[str]] = {}
         for row in await asyncio.to_thread(self._store.ready):
             if is_stale(row.oldest_version, version, self._settings.max_staleness):
-                await asyncio.to_thread(self._store.discard, [row.id], f"stale at version {version}")
+                await self._discard([row.id], f"stale at version {version}")
                 self.num_stale += 1
-                self._changed.notify_all()
             elif (group := row.group_id or row.id) not in self._open_groups:
                 groups.setdefault(group, []).append(row.id)
+        for group in [group for group, ids in groups.items() if 2 * len(ids) <= self._group_size]:
+            self.num_dropped += 1  # it lost members after its end: they became too old, or a kill took them
+            await self._discard(members := groups.pop(group), self._too_few(len(members)))
         if len(groups) < self._num_groups:
             return []
         return [id for members in list(groups.values())[: self._num_groups] for id in members]
 
     async def _issue_attempts(self) -> None:
-        for index in self._indices:
-            task = await asyncio.to_thread(self._spec.tasks.task, "train", index)
+        for spec, index in self._stream:
+            task = await asyncio.to_thread(spec.tasks.task, "train", index)
             group_id = ""
             for member in range(self._group_size):
                 await self._free_slot()
-                job = await self._issue(task, group_id)
+                job = await self._issue(spec, task, group_id)
                 if self._group_size > 1 and member == 0:
                     group_id = job.id
-                    self._open_groups[group_id] = self._group_size
+                    self._open_groups[group_id] = _Group(self._group_size)
                 self._spawn(self._attempt, job, group_id)
 
     async def _free_slot(self) -> None:
@@ -172,18 +216,18 @@ class Fleet:
         counts = await asyncio.to_thread(self._store.counts)
         return counts.unfinished + self._num_retrying < self._capacity
 
-    async def _issue(self, task: Task, group_id: str) -> Job:
+    async def _issue(self, spec: EnvSpec, task: Task, group_id: str) -> Job:
         """Record an attempt as issued under the version it will start with."""
         version = self._house.engine.version
-        name = await asyncio.to_thread(self._store.issue, task.id, self._spec.id, version=version, group_id=group_id)
+        name = await asyncio.to_thread(self._store.issue, task.id, spec.id, version=version, group_id=group_id)
         self._live[name] = version
-        return Job(name, task, self._spec, job_seed(self._seed, name), group_id)
+        return Job(name, task, spec, job_seed(self._seed, name), group_id)
 
     async def _attempt(self, job: Job, group_id: str) -> None:
         """An attempt and, while it fails in a way that a retry may help, its successors in the same slot."""
         for retries_left in reversed(range(self._settings.max_retries + 1)):
             await asyncio.to_thread(self._store.start, job.id)
-            trajectory = await run_trajectory(job, self._house)
+            trajectory = await self._play(job, self._house)
             failure = trajectory.outcome.failure
             again = failure is not None and failure.retryable and retries_left > 0
             self._num_retrying += again  # before its row is discarded: the slot is never free in between
@@ -191,16 +235,53 @@ class Fleet:
             self._note(trajectory)
             if not again:
                 break
-            failed, job = job, await self._issue(job.task, group_id)
+            failed, job = job, await self._issue(job.spec, job.task, group_id)
             self._num_retrying -= 1
-            del self._live[failed.id]
+            async with self._changed:
+                del self._live[failed.id]
+                self._changed.notify_all()  # take may have waited for the failed one alone
         async with self._changed:
             del self._live[job.id]
             if group_id:
-                self._open_groups[group_id] -= 1
-                if not self._open_groups[group_id]:
-                    del self._open_groups[group_id]
+                await self._ended(group_id, trajectory)
             self._changed.notify_all()
+
+    async def _ended(self, group_id: str, trajectory: Trajectory) -> None:
+        """Note a member's end; after the last one, settle whether the group stays."""
+        group = self._open_groups[group_id]
+        group.num_open -= 1
+        if trajectory.outcome.is_valid:
+            group.outcomes[trajectory.id] = trajectory.outcome.result()
+        if group.num_open:
+            return
+        del self._open_groups[group_id]
+        ready = {row.id for row in await asyncio.to_thread(self._store.ready)}  # early ones may be too old by now
+        ids = [id for id in group.outcomes if id in ready]
+        outcomes = [group.outcomes[id] for id in ids]
+        self._discarded_in_a_row += 1
+        if 2 * len(ids) <= self._group_size:
+            self.num_dropped += 1
+            failure = f" ({self._last_failure})" if self._last_failure else ""
+            self._last_discarded = f"of the latest, {self._too_few(len(ids))}{failure}"
+            await self._discard(ids, self._too_few(len(ids)))
+        elif max(outcomes) - min(outcomes) <= SAME_OUTCOME and self._settings.dynamic_sampling:
+            self.num_no_signal += 1
+            self._last_discarded = (
+                f"every outcome of the latest is {outcomes[0]:g}: the tasks are too hard or too easy for this policy; "
+                "take others, a larger group_size or a larger fleet.max_refill"
+            )
+            await self._discard(ids, "no signal")
+        else:
+            self.num_no_signal += max(outcomes) - min(outcomes) <= SAME_OUTCOME
+            self._discarded_in_a_row = 0
+
+    def _too_few(self, num_valid: int) -> str:
+        return f"{num_valid} of {self._group_size} attempts are valid"
+
+    async def _discard(self, ids: Sequence[str], reason: str) -> None:
+        """Never to be trained; their slots are free."""
+        await asyncio.to_thread(self._store.discard, ids, reason)
+        self._changed.notify_all()
 
     def _note(self, trajectory: Trajectory) -> None:
         failure = trajectory.outcome.failure

@@ -8,8 +8,13 @@ Stop rules, in the order they are looked at each turn; the first that fits names
 4. the environment says truncated, or ``max_turns`` assistant turns were taken -> MAX_TURNS
 5. ``max_sampled_tokens`` were sampled -> BUDGET
 6. the observation does not leave room for one sampled token -> CONTEXT_FULL
+7. the observation asked for a summary (``House.compaction``): the wall time is over while it is written, or the last of
+   ``max_sampled_tokens`` went into it -> BUDGET; the context that goes on from it is too long at once -> CONTEXT_FULL
 
-Each of these is graded, with a time budget of its own. Whatever breaks on the way, grading included, ends as FAILED
+A summary is sampled with the turns' own settings and costs sampled tokens and wall time. It is no turn: the environment
+and the scorer never see it, nothing in it is executed, and one that is cut by its length is used as it is.
+
+Each stop is graded, with a time budget of its own. Whatever breaks on the way, grading included, ends as FAILED
 with its origin; such a trajectory has no reward. Sampled ids are appended exactly as the engine returned them: nothing
 here decodes and encodes a sampled token.
 """
@@ -25,15 +30,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
 from pydantic import Field
 
 from glmgym.chat import Chat
+from glmgym.compaction import CompactionSettings
+from glmgym.context import Context, Next, check_compaction
 from glmgym.engine import Engine, Finish, GenerateParams, Generation, SamplingSettings
 from glmgym.env import Env, Opening, ScoreView, Step, Task
 from glmgym.errors import BoundaryFailure, EngineFailure, EnvFailure, SandboxFailure, ScorerFailure, boundary
 from glmgym.messages import Message
 from glmgym.registry import EnvSpec
+from glmgym.rewards import RewardMix
 from glmgym.sandbox import BoxSpec, Sandbox, SandboxProvider
 from glmgym.settings import Settings
 from glmgym.trajectory import (
@@ -41,9 +48,6 @@ from glmgym.trajectory import (
     Outcome,
     Provenance,
     Reward,
-    Segment,
-    SegmentEnd,
-    Span,
     SpanKind,
     Stop,
     Trajectory,
@@ -82,13 +86,28 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What every trajectory of a run shares."""
+    """What every trajectory of a run shares.
+
+    Raises:
+        ConfigError: the compaction's reserve holds neither request and summary, or does not fit into the context.
+    """
 
     engine: Engine
     chat: Chat
     provider: SandboxProvider | None
     budget: Budget = field(default_factory=Budget)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    compaction: CompactionSettings | None = None  # None: a full context ends the episode
+    rewards: RewardMix = field(default_factory=RewardMix)  # beyond the environment's own
+
+    def __post_init__(self) -> None:
+        if self.compaction is not None:
+            check_compaction(self.chat, self.compaction, self.context_limit)
+
+    @property
+    def context_limit(self) -> int:
+        """Most tokens (prompt and sampled) one context may hold."""
+        return min(self.budget.max_context_tokens or self.engine.context_length, self.engine.context_length)
 
 
 async def run_trajectory(job: Job, house: House) -> Trajectory:
@@ -118,33 +137,31 @@ class _Episode:
         self.house = house
         self.env: Env | None = None
         self.messages: list[Message] = []
-        self.context: list[int] = []  # what the engine sees; only ever appended to within a segment
-        self.spans: list[Span] = []
-        self.segments: list[Segment] = []
+        self.context: Context | None = None
         self.opening: Opening | None = None
         self.image_digest = ""
         self.timings = {"reset": 0.0, "generate": 0.0, "step": 0.0, "score": 0.0}
-        self.num_sampled = 0
         self.num_turns = 0
+        self.num_requests = 0  # to the engine: turns and summaries
 
     async def interact(self, box: Sandbox | None) -> Stop:
         """Reset, then turns until a stop rule fires."""
-        budget, engine = self.house.budget, self.house.engine
+        budget, house = self.house.budget, self.house
         self.image_digest = box.image_digest if box is not None else ""
         self.env, self.opening = await self._reset(box)
         deadline = time.monotonic() + budget.wall_s
-        self._append(SpanKind.PROMPT, self.house.chat.opening(self.opening.messages, self.opening.tools))
-        limit = min(budget.max_context_tokens or engine.context_length, engine.context_length)
-        if len(self.context) >= limit:
-            raise EnvFailure(f"the opening prompt has {len(self.context)} tokens; the context holds {limit}")
+        limit = house.context_limit
+        self.context = context = Context(house.chat, self.opening, limit=limit, compaction=house.compaction)
+        if context.room < 1:
+            raise EnvFailure(f"the opening prompt has {len(context.ids)} tokens; the context holds {limit}")
         max_turns = budget.max_turns or self.job.spec.max_turns
         while True:
-            room = min(limit - len(self.context), budget.max_sampled_tokens - self.num_sampled)
-            generation = await self._generate(min(room, budget.max_turn_tokens), deadline)
+            room = min(context.room, budget.max_sampled_tokens - context.num_sampled)
+            generation = await self._generate(context, SpanKind.ACTION, min(room, budget.max_turn_tokens), deadline)
             if generation.finish is Finish.ABORT:
                 return Stop.BUDGET
             if generation.finish is Finish.LENGTH and room <= budget.max_turn_tokens:
-                return Stop.CONTEXT_FULL if len(self.context) >= limit else Stop.BUDGET
+                return Stop.CONTEXT_FULL if context.room < 1 else Stop.BUDGET
             step = await self._step(generation, deadline)
             if step is None:
                 return Stop.BUDGET
@@ -152,14 +169,16 @@ class _Episode:
                 return Stop.DONE
             if step.truncated or self.num_turns >= max_turns:
                 return Stop.MAX_TURNS
-            if self.num_sampled >= budget.max_sampled_tokens:
+            if context.num_sampled >= budget.max_sampled_tokens:
                 return Stop.BUDGET
-            if not self._observe(step.observation, limit):
+            after = context.observe(step.observation)
+            if after is Next.NOTHING:
                 return Stop.CONTEXT_FULL
+            if after is Next.SUMMARY and (stop := await self._compact(context, deadline)) is not None:
+                return stop
 
     async def grade(self, box: Sandbox | None) -> tuple[Reward, ...]:
-        """Rewards from the environment's scorer, in boxes that are closed afterwards."""
-        assert self.env is not None
+        """Rewards from the environment's scorer and the run's own, in boxes that are closed afterwards."""
         what, started = f"score {self.job.task.id}", time.monotonic()
         async with AsyncExitStack() as fresh:
 
@@ -168,23 +187,26 @@ class _Episode:
 
             view = ScoreView(self.job.task, tuple(self.messages), box, open_box)
             with boundary(ScorerFailure, what):
-                rewards = tuple(await _within(self.env.score(view), self.house.budget.score_s))
+                rewards = await _within(self._rewards(view, what), self.house.budget.score_s)
         self.timings["score"] += time.monotonic() - started
-        if not rewards or not all(isinstance(reward, Reward) for reward in rewards):
-            raise ScorerFailure(f"{what}: wanted rewards, the environment returned {rewards!r}")
         return rewards
+
+    async def _rewards(self, view: ScoreView, what: str) -> tuple[Reward, ...]:
+        """What the environment gives, then what the run adds to it."""
+        assert self.env is not None
+        own = tuple(await self.env.score(view))
+        if not own or not all(isinstance(reward, Reward) for reward in own):
+            raise ScorerFailure(f"{what}: wanted rewards, the environment returned {own!r}")
+        return await self.house.rewards.grade(own, view)
 
     def freeze(self, outcome: Outcome) -> Trajectory:
         """Everything recorded so far, as the final record."""
-        if self.spans:
-            self.segments.append(Segment(tuple(self.spans), SegmentEnd.END))
-            self.spans = []
         last = next((message for message in reversed(self.messages) if message.role == "assistant"), None)
         return Trajectory(
             id=self.job.id,
             task_id=self.job.task.id,
             env_id=self.job.spec.id,
-            segments=tuple(self.segments),
+            segments=self.context.segments() if self.context is not None else (),
             outcome=outcome,
             provenance=self._provenance(),
             group_id=self.job.group_id,
@@ -202,17 +224,17 @@ class _Episode:
         self.timings["reset"] += time.monotonic() - started
         return env, opening
 
-    async def _generate(self, max_tokens: int, deadline: float) -> Generation:
-        """One assistant turn; past the deadline the engine is told to stop and its partial ids are kept."""
+    async def _generate(self, context: Context, kind: SpanKind, max_tokens: int, deadline: float) -> Generation:
+        """One turn or summary; past the deadline the engine is told to stop and its partial ids are kept."""
         engine, started = self.house.engine, time.monotonic()
         params = GenerateParams(
             max_tokens=max_tokens,
             stop_token_ids=self.house.chat.stop_ids,
             temperature=self.house.sampling.temperature,
-            seed=_turn_seed(self.job.seed, self.num_turns),
+            seed=_turn_seed(self.job.seed, self.num_requests),
         )
-        with boundary(EngineFailure, f"generate turn {self.num_turns} of {self.job.id}"):
-            request = asyncio.ensure_future(engine.generate(self.context, params, session=self.job.id))
+        with boundary(EngineFailure, f"generate {kind} {self.num_requests} of {self.job.id}"):
+            request = asyncio.ensure_future(engine.generate(context.ids, params, session=self.job.id))
             try:
                 await asyncio.wait({request}, timeout=max(0.0, deadline - started))
                 if not request.done():
@@ -221,10 +243,20 @@ class _Episode:
             finally:
                 request.cancel()
         self.timings["generate"] += time.monotonic() - started
-        if len(generation.token_ids):
-            self._append(SpanKind.ACTION, generation.token_ids, generation)
-        self.num_turns += 1
+        context.sample(kind, generation)
+        self.num_requests += 1
+        self.num_turns += kind is SpanKind.ACTION
         return generation
+
+    async def _compact(self, context: Context, deadline: float) -> Stop | None:
+        """Have the summary written that was just asked for and go on from it; a stop when that ends the episode."""
+        budget, settings = self.house.budget, self.house.compaction
+        assert settings is not None
+        room = min(context.room, budget.max_sampled_tokens - context.num_sampled)
+        generation = await self._generate(context, SpanKind.SUMMARY, min(room, settings.max_summary_tokens), deadline)
+        if generation.finish is Finish.ABORT or context.num_sampled >= budget.max_sampled_tokens:
+            return Stop.BUDGET
+        return None if context.resume(generation.token_ids.tolist()) else Stop.CONTEXT_FULL
 
     async def _step(self, generation: Generation, deadline: float) -> Step | None:
         """The environment's answer to the turn just sampled; None when the wall time ran out."""
@@ -245,34 +277,6 @@ class _Episode:
                 raise EnvFailure(f"step {self.num_turns} of {self.job.spec.id}: neither an observation nor an end")
         return step
 
-    def _observe(self, observation: tuple[Message, ...], limit: int) -> bool:
-        """Append the observation as a delta, forking the segment where the dialect rewrites history; False if full."""
-        chat, spans, context = self.house.chat, self.spans, self.context
-        delta = chat.delta(observation, last_id=context[-1])
-        if chat.must_fork(observation):
-            spans = list(chat.collapse(spans))
-            context = [int(i) for span in spans for i in span.token_ids]
-        if len(context) + len(delta) >= limit:
-            return False
-        if spans is not self.spans:
-            self.segments.append(Segment(tuple(self.spans), SegmentEnd.FORKED))
-            self.spans, self.context = spans, context
-        self._append(SpanKind.OBSERVATION, delta)
-        return True
-
-    def _append(self, kind: SpanKind, ids: object, generation: Generation | None = None) -> None:
-        token_ids = np.asarray(ids, dtype=np.int32)
-        span = Span(
-            kind,
-            token_ids,
-            generation.logprobs if generation is not None else None,
-            generation.versions if generation is not None else None,
-        )
-        self.spans.append(span)
-        self.context.extend(token_ids.tolist())
-        if kind.is_sampled:
-            self.num_sampled += len(span)
-
     def _provenance(self) -> Provenance:
         chat, engine = self.house.chat, self.house.engine
         tools = [tool.to_openai() for tool in self.opening.tools] if self.opening else []
@@ -281,6 +285,7 @@ class _Episode:
             template_sha256=chat.template_sha256,
             tools_sha256=hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest(),
             sampling={**self.house.sampling.model_dump(), "logprobs": "processed", "seed": self.job.seed},
+            compaction=self.house.compaction.model_dump() if self.house.compaction is not None else {},
             engine=engine.name,
             precision=engine.precision,
             env_version=self.job.spec.id,

@@ -144,7 +144,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One named reward component. ``value`` is finite: a scorer that cannot tell raises instead."""
+    """One named reward component. ``value`` is finite: a scorer that cannot tell raises instead.
+
+    A component is either part of the task's outcome or ``shaping``: style, brevity, penalties. Both are trained; only
+    the outcome says whether the task was done.
+    """
 
     name: str
     value: float
@@ -152,6 +156,7 @@ class Reward:
     source: str = "rule"  # rule, orm, judge
     version: str = ""
     reason: str = ""
+    shaping: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and math.isfinite(self.weight)):
@@ -215,11 +220,27 @@ class Outcome:
         Raises:
             GlmgymError: the trajectory failed or was not graded; such an outcome has no reward, not a reward of 0.
         """
+        return _weighted(self._graded())
+
+    def result(self) -> float:
+        """The task's outcome: the weighted sum without the shaping components.
+
+        Raises:
+            GlmgymError: as ``total``; or every component is shaping, so that nobody graded the task itself.
+        """
+        graded = self._graded()
+        own = tuple(reward for reward in graded if not reward.shaping)
+        if not own:
+            names = ", ".join(reward.name for reward in graded)
+            raise GlmgymError(f"every reward of this outcome is shaping ({names}): the task itself was not graded")
+        return _weighted(own)
+
+    def _graded(self) -> tuple[Reward, ...]:
         if self.failure is not None:
             raise GlmgymError(f"a failed trajectory has no reward ({self.failure.origin}: {self.failure.message})")
         if not self.rewards:
             raise GlmgymError("this outcome was never graded")
-        return sum(reward.weight * reward.value for reward in self.rewards)
+        return self.rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +256,7 @@ class Provenance:
     env_version: str = ""
     image_digest: str = ""
     timings_s: Mapping[str, float] = field(default_factory=dict)
+    compaction: Mapping[str, Any] = field(default_factory=dict)  # its settings; empty: a full context ended the episode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -269,6 +291,10 @@ class Trajectory:
         """The oldest policy version among the sampled tokens, ``NO_VERSION`` if there are none."""
         versions = [int(s.versions.min()) for seg in self.segments for s in seg.spans if s.versions is not None]
         return min(versions, default=NO_VERSION)
+
+
+def _weighted(rewards: tuple[Reward, ...]) -> float:
+    return sum(reward.weight * reward.value for reward in rewards)
 
 
 def _frozen(values: Any, dtype: Any) -> NDArray[Any]:

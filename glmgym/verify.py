@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from glmgym.chat import Mark, Tokenizer, load_tokenizer
 from glmgym.chat.wire import STOP_MARKS
@@ -22,6 +23,7 @@ from glmgym.store.codec import summary_columns
 from glmgym.store.states import ALLOWED
 from glmgym.trajectory import Segment, SegmentEnd, Span, SpanKind, Trajectory
 
+_WORDS = {SpanKind.ACTION: "turn", SpanKind.SUMMARY: "summary"}
 _ROLES = (Mark.SYSTEM, Mark.USER, Mark.ASSISTANT, Mark.OBSERVATION)
 
 
@@ -44,12 +46,13 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What must be known of a tokenizer to check ids: its size, and the ids that end and begin a turn."""
+    """What must be known of a tokenizer to check ids: its size, and the ids that end and begin a turn or a thought."""
 
     size: int
     stops: frozenset[int]
     roles: frozenset[int]
     sha256: str
+    end_think: int
 
 
 def verify_run(run: Path) -> VerifyReport:
@@ -79,7 +82,7 @@ def _verify(store: TrajectoryStore, vocabulary: Vocabulary | None, notes: tuple[
     if not counts.holds_law():
         problems.append(f"the conservation law is broken: {counts}")
     recorded = set(store.recorded())
-    num_tokens = num_sampled = 0
+    num_tokens = num_sampled = num_left_out = 0
     for row in store.summaries():
         about = list(_life_problems(row, store.history(row.id), has_record=row.id in recorded))
         if row.id in recorded:
@@ -91,7 +94,10 @@ def _verify(store: TrajectoryStore, vocabulary: Vocabulary | None, notes: tuple[
                 about += [*_row_problems(row, trajectory), *trajectory_problems(trajectory, vocabulary)]
                 num_tokens += sum(len(segment) for segment in trajectory.segments)
                 num_sampled += trajectory.num_sampled
+                num_left_out += trajectory.num_sampled - row.num_trained if row.num_trained is not None else 0
         problems += [f"trajectory {row.id}: {text}" for text in about]
+    if num_left_out and not problems:
+        notes = (*notes, f"{num_left_out} sampled tokens were left out of the loss by the algorithm")
     return VerifyReport(len(recorded), num_tokens, num_sampled, tuple(problems), notes)
 
 
@@ -109,6 +115,9 @@ def trajectory_problems(trajectory: Trajectory, vocabulary: Vocabulary | None) -
             yield f"{where} starts with {segment.spans[0].kind} tokens instead of a prompt"
         if (segment.ended_by is SegmentEnd.END) != (i == last):
             yield f"{where} of {last + 1} ended by {segment.ended_by}"
+        yield from (f"{where}: {text}" for text in _summary_problems(segment))
+        before = trajectory.segments[i - 1] if i else None
+        yield from (f"{where}: {text}" for text in _copy_problems(segment, before, vocabulary))
         if vocabulary is not None:
             yield from (f"{where}: {text}" for text in _token_problems(segment, vocabulary))
 
@@ -119,8 +128,8 @@ def _token_problems(segment: Segment, vocabulary: Vocabulary) -> Iterator[str]:
         at = int(segment.token_ids.argmax())
         yield f"token id {largest} at position {at} is outside the vocabulary of {vocabulary.size}"
     for i, span in enumerate(segment.spans):
-        if span.kind is SpanKind.ACTION and bool(np.isin(span.token_ids[:-1], list(vocabulary.stops)).any()):
-            yield f"span {i}: the turn goes on after its stop token"
+        if span.kind.is_sampled and bool(np.isin(span.token_ids[:-1], list(vocabulary.stops)).any()):
+            yield f"span {i}: the {_WORDS[span.kind]} goes on after its stop token"
     for i, (span, after) in enumerate(pairwise(segment.spans)):
         if span.kind is SpanKind.ACTION and after.kind is SpanKind.OBSERVATION:
             yield from (f"span {i}: {text}" for text in _turn_problems(span, after, vocabulary))
@@ -138,6 +147,45 @@ def _turn_problems(action: Span, observation: Span, vocabulary: Vocabulary) -> I
         yield f"the role marker {ended} was sampled, and then rendered a second time"
 
 
+def _summary_problems(segment: Segment) -> Iterator[str]:
+    """A summary is asked for after an observation, and ends its segment. One of no tokens leaves no span."""
+    kinds = [span.kind for span in segment.spans]
+    for i, (kind, after) in enumerate(pairwise(kinds)):
+        if kind is SpanKind.SUMMARY:
+            yield f"span {i}: a summary is followed by {after} tokens"
+        if after is SpanKind.SUMMARY and kind is not SpanKind.OBSERVATION:
+            yield f"span {i + 1}: a summary follows {kind} tokens instead of an observation"
+    if segment.ended_by is SegmentEnd.COMPACTED and kinds[-1] not in (SpanKind.SUMMARY, SpanKind.OBSERVATION):
+        yield f"it was compacted after {kinds[-1]} tokens, not after a summary"
+
+
+def _copy_problems(segment: Segment, before: Segment | None, vocabulary: Vocabulary | None) -> Iterator[str]:
+    """Carried tokens are copies: a run of one span of the segment before, or, after a fork, the same span thinned out.
+
+    A fork removes reasoning and closes one that was cut, so there ``</think>`` may be new.
+    """
+    carried = [(i, span) for i, span in enumerate(segment.spans) if span.kind is SpanKind.CARRIED]
+    for i, span in carried:
+        if before is None:
+            yield f"span {i} is carried, but no segment came before"
+        elif before.ended_by is SegmentEnd.COMPACTED:
+            if not any(_holds(source.token_ids, span.token_ids) for source in before.spans):
+                yield f"span {i} is carried, but no span before the compaction holds its {len(span)} ids in a row"
+        elif vocabulary is not None:
+            source = iter(before.spans[i].token_ids.tolist() if i < len(before.spans) else ())
+            if not all(id == vocabulary.end_think or id in source for id in span.token_ids.tolist()):
+                yield f"span {i} is carried, but span {i} before the fork does not hold its {len(span)} ids in order"
+
+
+def _holds(ids: NDArray[np.int32], run: NDArray[np.int32]) -> bool:
+    """True when ``run`` stands somewhere in ``ids``."""
+    text, part = ids.tobytes(), run.tobytes()
+    at = text.find(part)
+    while at > 0 and at % ids.itemsize:  # bytes that straddle two ids
+        at = text.find(part, at + 1)
+    return at >= 0
+
+
 def _row_problems(row: Summary, trajectory: Trajectory) -> Iterator[str]:
     for name, value in summary_columns(trajectory).items():
         if getattr(row, name) != value:
@@ -147,7 +195,10 @@ def _row_problems(row: Summary, trajectory: Trajectory) -> Iterator[str]:
             yield f"the row says {name} = {getattr(row, name)!r}, the record {getattr(trajectory, name)!r}"
     if row.consumed_version is not None and row.newest_version > row.consumed_version:
         yield f"version {row.newest_version} sampled it, yet it was consumed under version {row.consumed_version}"
-    if row.num_trained is not None and row.num_trained != trajectory.num_sampled:
+    spans = [span for segment in trajectory.segments for span in segment.spans]
+    summaries = sum(len(span) for span in spans if span.kind is SpanKind.SUMMARY)
+    # An algorithm may leave out a whole trajectory, or all of its summaries; nothing else.
+    if row.num_trained not in (None, 0, trajectory.num_sampled - summaries, trajectory.num_sampled):
         yield f"{row.num_trained} tokens were trained, but {trajectory.num_sampled} were sampled"
 
 
@@ -189,4 +240,5 @@ def _vocabulary(tokenizer: Tokenizer, config: Path) -> Vocabulary:
         frozenset(tokenizer.id_of(mark) for mark in STOP_MARKS),
         frozenset(tokenizer.id_of(mark) for mark in _ROLES),
         tokenizer.sha256,
+        tokenizer.id_of(Mark.END_THINK),
     )

@@ -6,16 +6,19 @@ never interpreted, and control characters are shown as symbols instead of reachi
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from glmgym.store import State, Summary, TrajectoryStore
+from glmgym.store.credit import Advantages
 from glmgym.trajectory import NO_VERSION, Outcome, Segment, Span, SpanKind, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -25,13 +28,19 @@ _STYLES = {
     SpanKind.OBSERVATION: "yellow",
     SpanKind.CARRIED: "dim",
     SpanKind.ACTION: "green",
-    SpanKind.SUMMARY: "magenta",
+    SpanKind.SUMMARY: "bold magenta",
 }
 _STATE_STYLES = {State.CONSUMED: "green", State.DISCARDED: "red", State.TRAINING: "magenta", State.READY: "cyan"}
 
 
 def render_trajectory(
-    trajectory: Trajectory, decode: Decode, *, tokens: bool = False, max_tokens: int = 400
+    trajectory: Trajectory,
+    decode: Decode,
+    *,
+    tokens: bool = False,
+    max_tokens: int = 400,
+    row: Summary | None = None,
+    advantages: Mapping[int, Advantages] | None = None,
 ) -> RenderableType:
     """One trajectory: every span in the colour of its kind, then the outcome, rewards and timings.
 
@@ -39,17 +48,24 @@ def render_trajectory(
         decode: token ids to text.
         tokens: a table row per token, with log-prob (nats) and version where it was sampled, instead of running text.
         max_tokens: of one span; a longer span shows its two ends and says how many tokens lie between.
+        row: the store's, which knows what became of it.
+        advantages: of a segment's sampled tokens, by the segment's index; see ``store.read_credit``.
     """
     parts: list[RenderableType] = [_title(trajectory), _legend()]
-    show = _token_table if tokens else _running_text
+    turn = 0
     for i, segment in enumerate(trajectory.segments):
         parts.append(Rule(Text(_segment_title(i, len(trajectory.segments), segment)), style="dim"))
-        turn = 0
-        for span in segment.spans:
+        for span, own in _with_advantages(segment, (advantages or {}).get(i)):
             turn += span.kind is SpanKind.ACTION
-            parts.append(_span_title(span, turn))
-            parts.append(show(span, decode, max_tokens))
-    return Group(*parts, Rule(style="dim"), _outcome(trajectory.outcome), _provenance(trajectory))
+            parts.append(_span_title(span, turn, own))
+            if tokens:
+                parts.append(_token_table(span, decode, max_tokens, own))
+            else:
+                parts.append(_running_text(span, decode, max_tokens))
+    parts += [Rule(style="dim"), _outcome(trajectory.outcome)]
+    if row is not None and row.num_trained is not None:
+        parts.append(Text(f"trained: {row.num_trained} of {row.num_sampled} sampled tokens, in update {row.step}"))
+    return Group(*parts, _provenance(trajectory))
 
 
 def render_run(store: TrajectoryStore, *, limit: int | None = None) -> RenderableType:
@@ -113,10 +129,23 @@ def _legend() -> Text:
 
 
 def _segment_title(i: int, n: int, segment: Segment) -> str:
-    return f"segment {i + 1} of {n} · {len(segment)} tokens, {segment.num_sampled} sampled · {segment.ended_by}"
+    carried = sum(len(span) for span in segment.spans if span.kind is SpanKind.CARRIED)
+    copied = f", {carried} carried over" if carried else ""
+    return f"segment {i + 1} of {n} · {len(segment)} tokens, {segment.num_sampled} sampled{copied} · {segment.ended_by}"
 
 
-def _span_title(span: Span, turn: int) -> Text:
+def _with_advantages(segment: Segment, advantages: Advantages | None) -> Iterator[tuple[Span, Advantages | None]]:
+    """Each span with its own part of the segment's advantages, which has an entry per sampled token."""
+    at = 0
+    for span in segment.spans:
+        if advantages is None or not span.kind.is_sampled:
+            yield span, None
+            continue
+        yield span, advantages[at : at + len(span)]
+        at += len(span)
+
+
+def _span_title(span: Span, turn: int, advantages: Advantages | None) -> Text:
     name = f"{span.kind} {turn}" if span.kind is SpanKind.ACTION else span.kind.value
     title = f"▌{name} · {len(span)} tokens"
     if span.logprobs is not None and span.versions is not None:
@@ -125,6 +154,9 @@ def _span_title(span: Span, turn: int) -> Text:
         title += (
             f" · log-prob mean {float(span.logprobs.mean()):.3f}, least {float(span.logprobs.min()):.3f} · {version}"
         )
+    if advantages is not None:
+        trained = advantages[~np.isnan(advantages)]
+        title += f" · advantage mean {float(trained.mean()):+.3f}" if len(trained) else " · not trained"
     return Text(title, f"bold {_STYLES[span.kind]}")
 
 
@@ -139,9 +171,9 @@ def _running_text(span: Span, decode: Decode, max_tokens: int) -> Text:
     return text
 
 
-def _token_table(span: Span, decode: Decode, max_tokens: int) -> Table:
+def _token_table(span: Span, decode: Decode, max_tokens: int, advantages: Advantages | None) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 1))
-    for name in ("position", "id", "log-prob", "version"):
+    for name in ("position", "id", "log-prob", "version", *(["advantage"] if advantages is not None else [])):
         table.add_column(name, justify="right")
     table.add_column("text")
     head, *tail = _ends(span, max_tokens)
@@ -149,14 +181,22 @@ def _token_table(span: Span, decode: Decode, max_tokens: int) -> Table:
     for part in (head, *tail):
         if at:
             at = len(span) - len(part)
-            table.add_row("…", "", "", "", Text(f"{len(span) - max_tokens} tokens not shown", "dim italic"))
+            blanks = [""] * (3 if advantages is None else 4)
+            table.add_row("…", *blanks, Text(f"{len(span) - max_tokens} tokens not shown", "dim italic"))
         for token_id in part:
             logprob = "" if span.logprobs is None else f"{float(span.logprobs[at]):.4f}"
             version = "" if span.versions is None else str(int(span.versions[at]))
+            credit = [] if advantages is None else [_advantage(float(advantages[at]))]
             text = visible(decode([token_id]).replace(" ", "␣"), _STYLES[span.kind])
-            table.add_row(str(at), str(token_id), logprob, version, text)
+            table.add_row(str(at), str(token_id), logprob, version, *credit, text)
             at += 1
     return table
+
+
+def _advantage(value: float) -> Text:
+    if math.isnan(value):
+        return Text("-", "dim")  # sampled, but left out by the algorithm
+    return Text(f"{value:+.4f}", "green" if value > 0 else "red" if value < 0 else "dim")
 
 
 def _ends(span: Span, max_tokens: int) -> Iterator[list[int]]:

@@ -3,6 +3,8 @@
 A small GLM-4 model imitates scripted demonstrations of ``terminal-basics``: first clean ones, from which it learns to
 read, to copy and to call a tool; then noisy ones, whose mistakes become its habits. Reinforcement in real sandboxes
 later unlearns those. Seeds are fixed and one thread is used: the same machine and libraries give the same file.
+
+``warm_start_base.py`` makes the policy of several skills with the same parts.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +24,7 @@ from torch.nn import functional
 from transformers import Glm4Config, Glm4ForCausalLM
 
 from glmgym.chat import Chat, load_tokenizer
-from glmgym.env import Task
-from glmgym.messages import Message, system, user
+from glmgym.messages import Message, ToolSpec, system, user
 from glmgym.registry import environment
 from glmgym_envs.terminal import WORDS, demonstrate
 from glmgym_envs.terminal.env import Terminal
@@ -31,6 +32,8 @@ from glmgym_trainers.make_tokenizer import train_tokenizer
 from glmgym_trainers.policy import Speech, save_policy
 
 logger = logging.getLogger("warm_start")
+
+Demo = tuple[list[int], list[bool]]  # ids, and which of them the policy would sample
 
 SUITE = "terminal-basics-v0"
 SEED = 20_26
@@ -55,9 +58,16 @@ def main() -> None:
     tokenizer = train_tokenizer(_texts(), VOCAB_SIZE, [*WORDS, *COMMANDS])
     tokenizer.save(str(arguments.out / "tokenizer.json"))
     chat = Chat(load_tokenizer(arguments.out), SPEECH.dialect, thinking=SPEECH.thinking)
+    model = small_glm4(chat)
+    imitate(model, ([batch] for batch in demonstrations(chat, NOISES, BATCH_SIZE)), len(NOISES), PEAK_LR)
+    save_policy(arguments.out, model, SPEECH, {})  # the tokenizer is there already
+
+
+def small_glm4(chat: Chat) -> Glm4ForCausalLM:
+    """An untrained model of the one size that the package's warm starts have."""
     model = Glm4ForCausalLM(
         Glm4Config(
-            vocab_size=tokenizer.get_vocab_size(),
+            vocab_size=chat.tokenizer.vocab_size,
             hidden_size=HIDDEN,
             intermediate_size=2 * HIDDEN,
             num_hidden_layers=3,
@@ -73,8 +83,7 @@ def main() -> None:
     )
     initialise(model)
     logger.info("%d parameters, %d ids", sum(p.numel() for p in model.parameters()), chat.tokenizer.vocab_size)
-    imitate(model, chat)
-    save_policy(arguments.out, model, SPEECH, {})  # the tokenizer is there already
+    return model
 
 
 @torch.no_grad()
@@ -96,34 +105,38 @@ def initialise(model: Glm4ForCausalLM) -> None:
             parameter.normal_(std=parameter.shape[1] ** -0.5)
 
 
-def imitate(model: Glm4ForCausalLM, chat: Chat) -> None:
-    """Minimise the cross-entropy of the sampled tokens of fresh demonstrations."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
-    total = len(NOISES)
+def imitate(model: Glm4ForCausalLM, steps: Iterable[list[list[Demo]]], total: int, peak_lr: float) -> None:
+    """Minimise the mean cross-entropy of the sampled tokens of each step's batches, over ``total`` steps.
+
+    The learning rate warms up over 50 steps to ``peak_lr`` and falls on a cosine to a twentieth of it.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.98), weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / total)))
     )
-    demos = demonstrations(chat, NOISES, BATCH_SIZE)
-    started, recent = time.monotonic(), []
+    started, recent = time.monotonic(), list[list[float]]()
     model.train()
-    for step, batch in enumerate(demos, start=1):
-        loss = _loss(model, batch)
-        loss.backward()
+    for step, batches in enumerate(steps, start=1):
+        counts = [sum(sum(sampled) for _, sampled in batch) for batch in batches]
+        losses = []
+        for batch, count in zip(batches, counts, strict=True):
+            loss = _loss(model, batch) * (count / sum(counts))
+            loss.backward()
+            losses.append(loss.item() * sum(counts) / count)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        recent.append(loss.item())
+        recent.append(losses)
         if step % 50 == 0:
-            tokens = sum(len(ids) for ids, _ in batch)
-            logger.info(
-                "step %d  loss %.4f  %.1f s  %d tokens", step, np.mean(recent), time.monotonic() - started, tokens
-            )
+            means = " ".join(f"{np.mean(losses):.4f}" for losses in zip(*recent, strict=False))
+            tokens = sum(len(ids) for batch in batches for ids, _ in batch)
+            logger.info("step %d  loss %s  %.1f s  %d tokens", step, means, time.monotonic() - started, tokens)
             recent = []
 
 
-def demonstrations(chat: Chat, noises: list[float], batch_size: int) -> Iterator[list[tuple[list[int], list[bool]]]]:
-    """One batch per noise level: ids and which of them the policy would sample."""
+def demonstrations(chat: Chat, noises: list[float], batch_size: int) -> Iterator[list[Demo]]:
+    """One batch per noise level."""
     tasks = environment(SUITE).tasks
     index = FIRST_TASK
     for noise in noises:
@@ -131,13 +144,15 @@ def demonstrations(chat: Chat, noises: list[float], batch_size: int) -> Iterator
         for _ in range(batch_size):
             task = tasks.task("train", index)
             index = FIRST_TASK + (index + 1 - FIRST_TASK) % (tasks.size("train") - FIRST_TASK)
-            batch.append(encode(chat, task, demonstrate(task, random.Random(f"{SEED}/{index}/{noise}"), noise)))
+            opening = [system(Terminal.system), user(task.instruction)]
+            messages = demonstrate(task, random.Random(f"{SEED}/{index}/{noise}"), noise)
+            batch.append(encode(chat, opening, [Terminal.shell.spec], messages))
         yield batch
 
 
-def encode(chat: Chat, task: Task, messages: list[Message]) -> tuple[list[int], list[bool]]:
-    """The ids of a demonstrated episode, as the rollout would build them."""
-    ids = chat.opening([system(Terminal.system), user(task.instruction)], [Terminal.shell.spec])
+def encode(chat: Chat, opening: list[Message], tools: list[ToolSpec], messages: list[Message]) -> Demo:
+    """A demonstrated episode as the rollout would build it."""
+    ids = chat.opening(opening, tools)
     sampled = [False] * len(ids)
     for message in messages:
         new = chat.turn(message) if message.role == "assistant" else chat.delta([message], last_id=ids[-1])
@@ -146,7 +161,7 @@ def encode(chat: Chat, task: Task, messages: list[Message]) -> tuple[list[int], 
     return ids, sampled
 
 
-def _loss(model: Glm4ForCausalLM, batch: list[tuple[list[int], list[bool]]]) -> torch.Tensor:
+def _loss(model: Glm4ForCausalLM, batch: list[Demo]) -> torch.Tensor:
     """Mean cross-entropy of the sampled tokens. The prefix that all rows share is computed once for all of them."""
     columns = zip(*(ids for ids, _ in batch), strict=False)
     shared = next(index for index, column in enumerate(columns) if len(set(column)) > 1)

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from glmgym.chat import Chat, load_tokenizer
+from glmgym.compaction import CompactionSettings
 from glmgym.engine import GenerateParams, Generation
-from glmgym.engines import Fault, Script, ScriptedEngine
+from glmgym.engines import Fault, Script, ScriptedEngine, script_logprobs
 from glmgym.env import Env, ScoreView, Split, Step, Task
 from glmgym.errors import SandboxDead
 from glmgym.messages import Message, ToolCall, assistant
@@ -87,7 +90,7 @@ def spec_of(make: Callable[[], Env], *, box: BoxSpec | None = None, max_turns: i
 
 async def play(
     env: Env,
-    turns: Sequence[Sequence[int]],
+    turns: Script,
     *,
     chat: Chat = CHAT,
     budget: Budget | None = None,
@@ -95,12 +98,32 @@ async def play(
     fault: Callable[[str, int], Fault | None] | None = None,
     context_length: int = 4096,
     max_turns: int = 16,
+    compaction: CompactionSettings | None = None,
 ) -> tuple[Trajectory, NotedEngine]:
     """One episode of ``env`` against scripted turns; with a provider it gets a box."""
     engine = NotedEngine(turns, fault=fault, context_length=context_length)
     spec = spec_of(lambda: env, box=BoxSpec() if provider is not None else None, max_turns=max_turns)
     job = Job("t1", spec.tasks.task("train", 0), spec, seed=7)
-    return await run_trajectory(job, House(engine, chat, provider, budget or Budget())), engine
+    house = House(engine, chat, provider, budget or Budget(), compaction=compaction)
+    return await run_trajectory(job, house), engine
+
+
+def assert_all_tokens_are_accounted_for(trajectory: Trajectory, engine: NotedEngine) -> None:
+    """Every sampled token is trained once; before each turn a segment holds what the engine received, to the id."""
+    masks = [segment.sampled_mask for segment in trajectory.segments]
+    trained = [segment.token_ids[mask] for segment, mask in zip(trajectory.segments, masks, strict=True)]
+    assert np.concatenate(trained).tolist() == engine.sampled
+    asked = zip(engine.prompts, engine.answers, strict=True)
+    prompts = iter([prompt for prompt, answer in asked if len(answer.token_ids)])
+    for segment in trajectory.segments:
+        before = 0
+        for span in segment.spans:
+            if span.kind.is_sampled:
+                assert segment.token_ids[:before].tolist() == next(prompts)
+                assert span.logprobs is not None
+                assert np.array_equal(span.logprobs, script_logprobs(span.token_ids.tolist(), before))
+            before += len(span)
+    assert next(prompts, None) is None
 
 
 async def is_closed(box: Sandbox) -> bool:

@@ -101,7 +101,7 @@ def test_micro_batches_keep_the_budget_and_lose_nothing(lengths: list[int], max_
 def gradient(actor: Actor, parts: Sequence[Sequence[Row]], *, pad_to: int = 0) -> tuple[float, torch.Tensor]:
     """Summed loss and gradient of DIS over micro-batches with the global token count."""
     actor.zero_grad()
-    dis = Dis(DisSettings())
+    dis = Dis(DisSettings(group_size=2))
     weighted = iter(weigh([row for part in parts for row in part], "token_mean"))
     total = 0.0
     for part in parts:

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from glmgym_trainers.credit import (
     Credit,
+    RunningMean,
     adaptive_lambda,
     critic_targets,
     explained_variance,
     fill_group,
     group_mean_advantage,
+    group_scaled_advantage,
+    has_signal,
     skip_observation_gae,
 )
 
@@ -191,6 +194,58 @@ def test_group_baseline_is_the_mean_and_not_scaled() -> None:
     assert group_mean_advantage([10, 30, 20]).tolist() == [-10.0, 10.0, 0.0]
     with pytest.raises(ValueError, match="finite rewards"):
         group_mean_advantage([1.0, math.nan])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "ddof", "eps", "expected"),
+    [
+        ([1, 0, 0, 0], 0, 0.0, [1.7320508, -0.5773503, -0.5773503, -0.5773503]),
+        ([1, 0, 0, 0], 1, 0.0, [1.5, -0.5, -0.5, -0.5]),
+        ([1, 0, 0, 0], 1, 1e-6, [1.499997000006, -0.499999000002, -0.499999000002, -0.499999000002]),
+        ([1, 1, 0, 0], 0, 0.0, [1, 1, -1, -1]),
+        ([1, 1, 0, 0], 1, 0.0, [0.8660254, 0.8660254, -0.8660254, -0.8660254]),
+        ([1, 1, 1], 1, 0.0, [0, 0, 0]),
+        ([5.0], 1, 0.0, [0]),
+    ],
+)
+def test_a_group_in_deviations(rewards: list[float], ddof: int, eps: float, expected: list[float]) -> None:
+    """3.4; equal rewards and a group of one are 0, never NaN (3.3)."""
+    assert group_scaled_advantage(rewards, ddof=ddof, eps=eps).tolist() == pytest.approx(expected, abs=5e-8)
+
+
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 0.7, 1e9 + 0.1])
+@pytest.mark.parametrize("size", [1, 3, 7, 10])
+def test_equal_rewards_are_exactly_no_signal(reward: float, size: int) -> None:
+    """3.3: a mean of equal numbers may differ in the last bit, and a deviation of 1e-17 would make that a signal."""
+    for advantage in (group_mean_advantage([reward] * size), group_scaled_advantage([reward] * size, ddof=0)):
+        assert not advantage.any()
+        row = advantage.astype(np.float32)
+        assert not has_signal([Credit("t", 0, row, row)])
+    one = np.ones(2, np.float32)
+    assert has_signal([Credit("t", 0, 0 * one, one), Credit("t", 1, one, 0 * one)])
+    assert not has_signal([])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=8), st.integers(-9, 9), st.sampled_from([0.5, 4.0]))
+def test_a_shift_of_all_rewards_changes_nothing_and_a_scale_only_without_deviation(
+    rewards: list[int], shift: int, scale: float
+) -> None:
+    """Invariant 10."""
+    plain, moved = [float(r) for r in rewards], [scale * r + shift for r in rewards]
+    assert group_mean_advantage(moved) == pytest.approx(scale * group_mean_advantage(plain))
+    assert group_scaled_advantage(moved, ddof=1) == pytest.approx(group_scaled_advantage(plain, ddof=1))
+
+
+def test_the_running_mean_remembers_the_last_rewards_of_each_key() -> None:
+    """Window 2: baselines 0, 1, (1 + 0) / 2, (0 + 4) / 2; another key starts anew."""
+    mean = RunningMean(2)
+    assert [mean.advantage("a", reward) for reward in (1.0, 0.0, 4.0, 2.0)] == [1.0, -1.0, 3.5, 0.0]
+    assert mean.advantage("b", 3.0) == 3.0
+    with pytest.raises(ValueError, match="finite"):
+        mean.advantage("a", math.nan)
+    with pytest.raises(ValueError, match="window"):
+        RunningMean(0)
 
 
 @pytest.mark.parametrize(

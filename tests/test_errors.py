@@ -84,6 +84,7 @@ def test_mistakes_of_the_user_and_failures_of_the_world_are_apart() -> None:
         ("terminl-v0", ["terminal-v0", "search-v0"], "; did you mean 'terminal-v0'?"),
         ("zzz", ["b", "a"], "; known: a, b"),
         ("zzz", [], "; none is registered"),
+        ("zzz", list(map(chr, range(65, 87))), f"; known: {', '.join(map(chr, range(65, 85)))} and 2 more"),
         ("a", {"a": 1, "b": 2}, "; did you mean 'a'?"),
     ],
 )

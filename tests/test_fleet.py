@@ -69,10 +69,9 @@ async def running(
     engine = ScriptedEngine(turns or [DONE], version=version)
     with TemporaryDirectory() as directory, TrajectoryStore.open(Path(directory) / "store.sqlite") as store:
         fleet = Fleet(
-            spec_of(make),
+            zip(itertools.repeat(spec_of(make)), itertools.count() if indices is None else indices),
             House(engine, chat, None),
             store,
-            itertools.count() if indices is None else indices,
             FleetSettings(**{"stall_s": 5.0, **options}),
             batch_size=batch_size,
             group_size=group_size,
@@ -326,7 +325,7 @@ async def test_retries_are_counted_and_then_given_up(failure: Exception, max_ret
 
 def test_a_batch_holds_whole_groups() -> None:
     with pytest.raises(ConfigError, match="batch_size=4 is not a multiple of group_size=3"):
-        Fleet(None, None, None, iter(()), FleetSettings(), batch_size=4, group_size=3)  # type: ignore[arg-type]
+        Fleet(iter(()), None, None, FleetSettings(), batch_size=4, group_size=3)  # type: ignore[arg-type]
 
 
 # Nothing waits for ever

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from glmgym.errors import ConfigError
+from glmgym.registry import environment
 from glmgym_trainers.algorithms import Dis, Sao
-from glmgym_trainers.recipe import Recipe, dump_recipe, load_recipe, parse_recipe
+from glmgym_trainers.recipe import RECIPES, Recipe, dump_recipe, load_recipe, parse_recipe
+from glmgym_trainers.stages import StagedRecipe, load
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,6 +41,9 @@ def _parse(**tables: Any) -> Recipe:
         ({"trainer": 3}, "trainer"),
         ({"algorithm": "sao"}, "algorithm = 'sao': must be a table, as in algorithm.name = 'sao'"),
         ({"policy": {"context_length": 0}}, "policy.context_length"),
+        ({"policy": {"lora_rank": -1}}, "policy.lora_rank"),
+        ({"policy": {"lora_alpha": 0}}, "policy.lora_alpha"),
+        ({"policy": {"frozen": ["embed"]}}, "unknown key 'policy.frozen'; did you mean 'freeze'?"),
         ({"eval": {"episodes": -1}}, "eval.episodes"),
         ({"fleet": {"max_live": 0}}, "fleet.max_live"),
         ({"algorithm": {"name": "dis", "group_size": 5}, "trainer": {"batch_size": 64}}, "not a multiple"),
@@ -72,9 +77,20 @@ def test_the_shipped_recipe_reads_and_takes_typed_overrides() -> None:
     assert (recipe.env.id, recipe.algorithm_name, recipe.trainer.batch_size) == ("terminal-basics-v0", "sao", 64)
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.toml")))
+def test_every_shipped_recipe_is_one(name: str) -> None:
+    """Its own keys are known, its environments registered; a comment at its top says what it is for."""
+    recipe = load(name)
+    for each in [stage.recipe for stage in recipe.stages] if isinstance(recipe, StagedRecipe) else [recipe]:
+        assert all(environment(id) for id in each.env.shares)
+        assert parse_recipe(dump_recipe(each), where="dump") == each
+    assert (RECIPES / f"{name}.toml").read_text().startswith("# ")
+
+
 def test_a_dumped_recipe_reads_back_the_same() -> None:
     for algorithm, kind in (({"name": "dis", "group_size": 4}, Dis), ({"alpha": 2.0}, Sao)):
-        recipe = _parse(algorithm=algorithm, seed=3, rollout={"max_turns": 4})
+        policy = {"freeze": ["embed_tokens"], "lora_rank": 4}
+        recipe = _parse(algorithm=algorithm, seed=3, rollout={"max_turns": 4}, policy=policy)
         assert parse_recipe(dump_recipe(recipe), where="dump") == recipe
         assert isinstance(recipe.algorithm, kind.Settings)
 

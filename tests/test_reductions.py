@@ -22,14 +22,14 @@ def rows(*trajectories: list[str]) -> list[Row]:
 @pytest.mark.parametrize(
     ("reduction", "expected"),
     [
-        ("token_mean", [1 / 8] * 3),
-        ("seq_mean", [1 / (4 * 3), 1 / (1 * 3), 1 / (3 * 3)]),
-        ("rollout_mean", [1 / (4 * 2), 1 / (4 * 2), 1 / (4 * 2)]),
+        ("token_mean", [1 / 10] * 3),
+        ("seq_mean", [1 / (4 * 3), 1 / (1 * 3), 1 / (5 * 3)]),
+        ("rollout_mean", [1 / (4 * 2), 1 / (6 * 2), 1 / (6 * 2)]),
     ],
 )
 def test_three_means_of_the_same_batch(reduction: Reduction, expected: list[float]) -> None:
-    """One trajectory of 4 tokens; another of two segments with 1 and 3 tokens. The prompt never counts."""
-    batch = rows(["pppaaaa"], ["pa", "paooaa"])
+    """One trajectory of 4 tokens; another of two segments with 1 and 5 tokens. The prompt never counts."""
+    batch = rows(["pppaaaa"], ["pa", "paaooaaa"])
     assert [row.weight for row in weigh(batch, reduction)] == pytest.approx(expected)
 
 

@@ -7,36 +7,19 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from episodes import CHAT, DONE, LOOK, TOKENIZER, Echo, NotedEngine, play
+from episodes import CHAT, DONE, LOOK, TOKENIZER, Echo, assert_all_tokens_are_accounted_for, play
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from glmgym.chat import Chat, DialectName, History, Mark, Tokenizer
-from glmgym.engines import Fault, script_logprobs
+from glmgym.engines import Fault
 from glmgym.env import Step
 from glmgym.messages import Message, ToolCall, assistant, user
 from glmgym.rollout import Budget, job_seed
 from glmgym.tool import tool
-from glmgym.trajectory import SegmentEnd, SpanKind, Stop, Trajectory
+from glmgym.trajectory import SegmentEnd, SpanKind, Stop
 
 OBSERVATION = TOKENIZER.id_of("<|observation|>")
-
-
-def assert_all_tokens_are_accounted_for(trajectory: Trajectory, engine: NotedEngine) -> None:
-    """Every sampled token is trained once; before each turn a segment holds what the engine received, to the id."""
-    masks = [segment.sampled_mask for segment in trajectory.segments]
-    trained = [segment.token_ids[mask] for segment, mask in zip(trajectory.segments, masks, strict=True)]
-    assert np.concatenate(trained).tolist() == engine.sampled
-    prompts = iter(engine.prompts)
-    for segment in trajectory.segments:
-        before = 0
-        for span in segment.spans:
-            if span.kind is SpanKind.ACTION:
-                assert segment.token_ids[:before].tolist() == next(prompts)
-                assert span.logprobs is not None
-                assert np.array_equal(span.logprobs, script_logprobs(span.token_ids.tolist(), before))
-            before += len(span)
-    assert next(prompts, None) is None
 
 
 # T1: decoding and encoding again is not the identity

@@ -161,6 +161,6 @@ def test_a_window_counts_attempts_once_and_failures_apart() -> None:
     numbers = window.drain()
     assert numbers["rollout/reward"] == 0.5  # of two: a failure has none, and is no 0
     assert (numbers["rollout/failures"], numbers["rollout/sampled_tokens"]) == (1.0, 2 + 4 + 1)
-    assert (numbers["rollout/context_tokens"], numbers["rollout/wall_s"]) == (7.0, 2.0)
+    assert (numbers["rollout/context_tokens"], numbers["rollout/wall_s"]) == (4.0, 2.0)  # of one segment
     assert numbers["rollout/sampled_tokens_per_s"] == pytest.approx(7 / 3 * numbers["rollout/episodes_per_s"])
     assert window.drain()["rollout/episodes_per_s"] == 0.0

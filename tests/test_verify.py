@@ -19,8 +19,8 @@ from glmgym.trajectory import Outcome, Provenance, Reward, Segment, SegmentEnd, 
 from glmgym.verify import VerifyReport, Vocabulary, trajectory_problems, verify_run, verify_store
 
 TOKENIZER = Path(__file__).parent.parent / "trainers/glmgym_trainers/assets/tokenizer/tokenizer.json"
-USER, OBS, END, ASSISTANT = 90, 91, 92, 93
-VOCABULARY = Vocabulary(100, frozenset({USER, OBS, END}), frozenset({USER, OBS, ASSISTANT}), "abc")
+USER, OBS, END, ASSISTANT, END_THINK = 90, 91, 92, 93, 94
+VOCABULARY = Vocabulary(100, frozenset({USER, OBS, END}), frozenset({USER, OBS, ASSISTANT}), "abc", END_THINK)
 
 
 def prompt(*ids: int) -> Span:
@@ -33,6 +33,14 @@ def observation(*ids: int) -> Span:
 
 def action(*ids: int, version: int = 0) -> Span:
     return Span(SpanKind.ACTION, np.array(ids), np.full(len(ids), -0.5), np.full(len(ids), version))
+
+
+def summary(*ids: int) -> Span:
+    return Span(SpanKind.SUMMARY, np.array(ids), np.full(len(ids), -0.5), np.zeros(len(ids)))
+
+
+def carried(*ids: int) -> Span:
+    return Span(SpanKind.CARRIED, np.array(ids))
 
 
 def trajectory(*segments: Segment, sha256: str = "abc") -> Trajectory:
@@ -103,6 +111,79 @@ def test_ids_of_another_tokenizer_are_named() -> None:
     assert list(trajectory_problems(trajectory(*other.segments, sha256=""), VOCABULARY)) == []
 
 
+FIRST = (prompt(1), action(10, 11, OBS), observation(12, USER, 13), summary(20, 21, 22, USER))
+BEFORE = Segment(FIRST, SegmentEnd.COMPACTED)
+
+
+@pytest.mark.parametrize(
+    ("copies", "bad"),
+    [
+        ([carried(20, 21, 22), prompt(5), carried(10, 11, OBS), carried(12), prompt(6)], []),
+        ([carried(21)], []),  # a run may start and end anywhere: reasoning and the marker are left out
+        ([carried(20, 22)], [1]),  # in order, but not in a row
+        ([carried(22, 21)], [1]),
+        ([carried(12, USER, 13, 20)], [1]),  # over the border of two spans
+        ([carried(20, 21, 22), carried(10, 11, OBS, 12)], [2]),
+        ([carried(21 << 8)], [1]),  # the bytes are there, one off the border of an id
+    ],
+)
+def test_what_is_carried_over_a_compaction_was_there_before(copies: list[Span], bad: list[int]) -> None:
+    after = Segment((prompt(1), *copies, action(30, USER)))
+    problems = list(trajectory_problems(trajectory(BEFORE, after), None))
+    assert problems == [
+        f"segment 1: span {i} is carried, but no span before the compaction holds its {len(copies[i - 1])} ids in a row"
+        for i in bad
+    ]
+
+
+@pytest.mark.parametrize(
+    ("copy", "bad"),
+    [
+        ((10, END_THINK, 13, USER), False),  # reasoning 11, 12 is gone
+        ((END_THINK, 13, USER), False),
+        ((10, 11, 12, 13, USER, END_THINK), False),  # a turn cut in its reasoning is closed
+        ((13, 10), True),
+        ((10, 10), True),
+    ],
+)
+def test_what_is_carried_over_a_fork_lost_its_reasoning_and_nothing_else(copy: tuple[int, ...], bad: bool) -> None:
+    """T2."""
+    before = Segment((prompt(1), action(10, 11, 12, 13, USER)), SegmentEnd.FORKED)
+    after = Segment((prompt(1), carried(*copy), observation(USER, 7), action(30, USER)))
+    problems = list(trajectory_problems(trajectory(before, after), VOCABULARY))
+    text = f"segment 1: span 1 is carried, but span 1 before the fork does not hold its {len(copy)} ids in order"
+    assert problems == [text] * bad
+    assert list(trajectory_problems(trajectory(before, after), None)) == []  # which id is </think> is not known then
+
+
+@pytest.mark.parametrize(
+    ("spans", "problem"),
+    [
+        ((*FIRST, observation(3)), "span 3: a summary is followed by observation tokens"),
+        (
+            (prompt(1), action(10, OBS), summary(20)),
+            "span 2: a summary follows action tokens instead of an observation",
+        ),
+        ((prompt(1), summary(20)), "span 1: a summary follows prompt tokens instead of an observation"),
+        ((prompt(1), observation(2), summary(20, USER, 3)), "span 2: the summary goes on after its stop token"),
+        ((prompt(1), carried(2), action(3, USER)), "span 1 is carried, but no segment came before"),
+    ],
+)
+def test_a_summary_comes_after_an_observation_and_last(spans: tuple[Span, ...], problem: str) -> None:
+    """Nothing stands between a turn and its observation, not even the summary."""
+    assert list(trajectory_problems(trajectory(Segment(spans)), VOCABULARY)) == [f"segment 0: {problem}"]
+
+
+def test_a_compacted_segment_ends_with_its_summary_or_with_the_request_for_one_of_no_tokens() -> None:
+    end = Segment((prompt(1), action(30, USER)))
+    asked = Segment((prompt(1), action(10, OBS), observation(12)), SegmentEnd.COMPACTED)
+    assert list(trajectory_problems(trajectory(BEFORE, end), VOCABULARY)) == []
+    assert list(trajectory_problems(trajectory(asked, end), VOCABULARY)) == []
+    cut = Segment((prompt(1), action(10, OBS)), SegmentEnd.COMPACTED)
+    (problem,) = trajectory_problems(trajectory(cut, end), VOCABULARY)
+    assert problem == "segment 0: it was compacted after action tokens, not after a summary"
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run of four: consumed, ready, failed at once, and running."""
@@ -163,6 +244,26 @@ def test_a_flipped_token_id_is_found(run: Path) -> None:
 def test_each_broken_law_is_a_sentence_about_its_trajectory(run: Path, sql: str, problem: str) -> None:
     """T7 (all sampled tokens are trained), S1 and S4 (no double consumption), P3 (no version from the future)."""
     assert f"trajectory t00000001: {problem}" in edit(run, sql).problems
+
+
+@pytest.mark.parametrize(("trained", "left_out"), [(0, 6), (4, 2), (6, 0)])
+def test_what_an_algorithm_leaves_out_is_said_and_is_no_problem(tmp_path: Path, trained: int, left_out: int) -> None:
+    """A whole trajectory, or its summaries; any other number is a loss (T7)."""
+    asked = (prompt(1), action(10, OBS), observation(12), summary(20, USER))
+    made = trajectory(Segment(asked, SegmentEnd.COMPACTED), Segment((prompt(1), action(30, USER))))
+    with TrajectoryStore.open(tmp_path / "store.sqlite") as store:
+        store.add(made)
+        store.begin_step(["t00000001"], 1)
+        store.consume(["t00000001"], version=0, trained={"t00000001": trained})
+        report = verify_store(store, None)
+        assert report.problems == ()
+        said = f"{left_out} sampled tokens were left out of the loss by the algorithm"
+        assert report.notes == ((said,) if left_out else ())
+    with sqlite3.connect(tmp_path / "store.sqlite") as db:
+        db.execute("UPDATE trajectories SET num_trained = 5")
+    with TrajectoryStore.open(tmp_path / "store.sqlite") as store:
+        (problem,) = verify_store(store, None).problems
+        assert problem == "trajectory t00000001: 5 tokens were trained, but 6 were sampled"
 
 
 def test_a_discard_without_a_reason_is_found(run: Path) -> None:

@@ -9,8 +9,20 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
-from glmgym.store import TrajectoryStore
-from glmgym.trajectory import Failure, Outcome, Provenance, Reward, Segment, Span, SpanKind, Stop, Trajectory
+from glmgym.errors import StoreError
+from glmgym.store import TrajectoryStore, read_credit, write_credit
+from glmgym.trajectory import (
+    Failure,
+    Outcome,
+    Provenance,
+    Reward,
+    Segment,
+    SegmentEnd,
+    Span,
+    SpanKind,
+    Stop,
+    Trajectory,
+)
 from glmgym.viewer import render_run, render_trajectory, visible
 
 
@@ -81,6 +93,82 @@ def test_kinds_have_their_own_colours() -> None:
     assert "\x1b[34mPP\x1b[0m" in text
     assert "\x1b[32mAA\x1b[0m" in text
     assert "\x1b[33mOO\x1b[0m" in text
+
+
+def compacted() -> Trajectory:
+    """Two turns and a summary, cut, and one turn that goes on from it."""
+    summary = Span(SpanKind.SUMMARY, ids("Ssum"), np.array([-0.5] * 4), np.array([3] * 4))
+    cut = (
+        Span(SpanKind.PROMPT, ids("PP")),
+        action("AA", [-1, -1], [3, 3]),
+        Span(SpanKind.OBSERVATION, ids("OO")),
+        summary,
+    )
+    after = (Span(SpanKind.PROMPT, ids("PP")), Span(SpanKind.CARRIED, ids("Ssum")), action("BB", [-1, -1], [3, 3]))
+    segments = (Segment(cut, SegmentEnd.COMPACTED), Segment(after))
+    return Trajectory("t00000001", "find/3", "terminal-v0", segments, Outcome(Stop.DONE, (Reward("tests", 1.0),)))
+
+
+def test_a_compacted_trajectory_shows_its_summary_and_what_was_carried_over() -> None:
+    lines = show(render_trajectory(compacted(), decode)).splitlines()
+    titles = [line.strip("─ ") for line in lines if "segment" in line]
+    assert titles == [
+        "segment 1 of 2 · 10 tokens, 6 sampled · compacted",
+        "segment 2 of 2 · 8 tokens, 2 sampled, 4 carried over · end",
+    ]
+    assert [line.split(" · ")[0] for line in lines if line.startswith("▌")] == [
+        "▌prompt", "▌action 1", "▌observation", "▌summary", "▌prompt", "▌carried", "▌action 2",
+    ]  # fmt: skip
+    coloured = show(render_trajectory(compacted(), decode), colour=True)
+    assert "\x1b[1;35mSsum\x1b[0m" in coloured
+    assert "\x1b[2mSsum\x1b[0m" in coloured
+
+
+def test_advantages_stand_beside_the_tokens_they_are_about(tmp_path: Path) -> None:
+    """As written by the update and read back; a token that was left out of it has none, and neither have copies."""
+    nan = float("nan")
+    first, second = np.array([0.25, -1.5, nan, nan, nan, nan], np.float32), np.array([0, 2], np.float32)
+    write_credit(tmp_path, 7, {("t00000001", 0): first, ("t00000001", 1): second, ("t00000011", 0): second})
+    kept = read_credit(tmp_path, "t00000001", 7)
+    with TrajectoryStore.open(tmp_path / "store.sqlite") as store:
+        store.add(compacted())
+        store.begin_step(["t00000001"], 7)
+        store.consume(["t00000001"], version=3, trained={"t00000001": 4})
+        (row,) = store.summaries()
+    text = show(render_trajectory(compacted(), decode, row=row, advantages=kept))
+    assert "log-prob mean -1.000, least -1.000 · version 3 · advantage mean -0.625" in text
+    assert "▌summary · 4 tokens · log-prob mean -0.500, least -0.500 · version 3 · not trained" in text
+    assert "▌carried · 4 tokens\n" in "\n".join(line.rstrip() for line in text.splitlines())
+    assert "trained: 4 of 8 sampled tokens, in update 7" in text
+    table = show(render_trajectory(compacted(), decode, tokens=True, advantages=kept)).splitlines()
+    rows = [line.split() for line in table if line.split() and line.split()[-1] in "ABSsum"]
+    assert rows == [
+        ["0", "65", "-1.0000", "3", "+0.2500", "A"],
+        ["1", "65", "-1.0000", "3", "-1.5000", "A"],
+        *[[str(i), str(ord(letter)), "-0.5000", "3", "-", letter] for i, letter in enumerate("Ssum")],
+        *[[str(i), str(ord(letter)), letter] for i, letter in enumerate("Ssum")],
+        ["0", "66", "-1.0000", "3", "+0.0000", "B"],
+        ["1", "66", "-1.0000", "3", "+2.0000", "B"],
+    ]
+
+
+def test_credit_is_read_of_the_step_that_trained_and_of_no_other(tmp_path: Path) -> None:
+    once, again = np.array([1, 2], np.float32), np.array([3], np.float32)
+    write_credit(tmp_path, 1, {("t1", 0): once, ("t12", 0): again})
+    write_credit(tmp_path, 2, {("t1", 0): again, ("t1", 2): once})
+    assert read_credit(tmp_path, "t1", 1)[0].tolist() == [1, 2]
+    assert {segment: values.tolist() for segment, values in read_credit(tmp_path, "t1", 2).items()} == {
+        0: [3],
+        2: [1, 2],
+    }
+    write_credit(tmp_path, 1, {("t1", 0): again})  # a step that a kill undid is made again
+    assert read_credit(tmp_path, "t1", 1)[0].tolist() == [3]
+    assert read_credit(tmp_path, "t12", 1) == read_credit(tmp_path, "t1", 3) == read_credit(tmp_path, "t1", None) == {}
+    (tmp_path / "credit" / "step-000001.npz").write_bytes(b"PK torn")
+    with pytest.raises(StoreError, match=r"cannot read .*step-000001\.npz"):
+        read_credit(tmp_path, "t1", 1)
+    with pytest.raises(StoreError, match="make room and run again"):
+        write_credit(tmp_path / "credit" / "step-000002.npz", 1, {})
 
 
 def test_the_token_table_has_a_row_per_token_and_numbers_where_it_was_sampled() -> None:

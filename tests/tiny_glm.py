@@ -32,9 +32,12 @@ def tiny_glm(seed: int = 0) -> Glm4ForCausalLM:
 
 
 def segment(pattern: str, seed: int = 0) -> Segment:
-    """A segment from a picture: ``p`` prompt, ``o`` observation, ``a`` sampled; the seed gives ids and log-probs."""
+    """A segment from a picture: ``p`` prompt, ``o`` observation, ``c`` carried, ``a`` action, ``s`` summary.
+
+    The seed gives ids and log-probs.
+    """
     random = np.random.default_rng(seed)
-    kinds = {"p": SpanKind.PROMPT, "o": SpanKind.OBSERVATION, "a": SpanKind.ACTION}
+    kinds = {kind.value[0]: kind for kind in SpanKind}
     spans = []
     start = 0
     for end in range(1, len(pattern) + 1):

@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -61,6 +62,7 @@ class Chat:
         self._mark_of = {token_id: mark for mark, token_id in self._id_of.items()}
         self._encode_short = lru_cache(_MEMO_SIZE)(lambda text: tuple(tokenizer.encode(text)))
         self.stop_ids = frozenset(self._id_of[mark] for mark in STOP_MARKS)
+        self.generation_prompt = tuple(self._encode(wire.generation_parts(self.dialect, thinking=thinking)))
         self.template_sha256 = self._fingerprint()
 
     def opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
@@ -70,6 +72,22 @@ class Chat:
     def opening_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
         """The text whose special tokens and plain runs ``opening`` encodes; for comparison with a chat template."""
         return "".join(self._opening_parts(messages, tools))
+
+    def opening_around(
+        self, slot: str, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[list[int], list[int]]:
+        """The whole prompt in two halves, cut where ``slot`` stands in the last message: ids go in between as they are.
+
+        Raises:
+            ValueError: the last message does not hold ``slot`` exactly once.
+        """
+        text = messages[-1].content if messages else ""
+        if text.count(slot) != 1:
+            raise ValueError(f"the last message holds {slot!r} {text.count(slot)} times; it must hold it once")
+        parts = self._opening_parts(messages, tools)
+        at = len(parts) - 1 - parts[::-1].index(text)
+        before, after = text.split(slot)
+        return self._encode([*parts[:at], before]), self._encode([after, *parts[at + 1 :]])
 
     def delta(self, messages: Sequence[Message], *, last_id: int) -> list[int]:
         """What is appended after a sampled turn: the messages and the generation prompt.
@@ -97,6 +115,18 @@ class Chat:
         """
         in_reasoning = self.thinking and self.dialect.opens_thinking
         return parse_message(self._parts_of(ids), tools, in_reasoning=in_reasoning)
+
+    def words(self, ids: Sequence[int]) -> list[int]:
+        """The ids of a sampled turn that are its content: one run, without reasoning and without the ending marker.
+
+        It starts after the last ``</think>`` and ends before the next ``<think>`` or stop token. A turn that was cut in
+        the middle of its reasoning has no content.
+        """
+        think, end = self._id_of[Mark.THINK], self._id_of[Mark.END_THINK]
+        last = max((i for i, token_id in enumerate(ids) if token_id == end), default=-1)
+        if last < 0 and self.thinking and self.dialect.opens_thinking:
+            return []
+        return list(takewhile(lambda token_id: token_id != think and token_id not in self.stop_ids, ids[last + 1 :]))
 
     def turn(self, message: Message) -> list[int]:
         """The ids a policy samples to say ``message``, ending with its role marker; no reasoning with thinking off."""

@@ -58,10 +58,15 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/RECIPE")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run directory.")] = False,
     override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set trainer.steps=5")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a key: trainer.steps=5; of one stage: stage.NAME.trainer.steps=5",
+        ),
     ] = None,
 ) -> None:
-    """Train a policy from a recipe. Ctrl-C stops cleanly; --resume goes on."""
+    """Train a policy from a recipe, of one run or of stages. Ctrl-C stops cleanly; --resume goes on."""
     from glmgym.cli.progress import TrainingDisplay
 
     run, load_recipe, interrupted = load_component("trainers", "train")
@@ -73,7 +78,9 @@ def train(
         except interrupted as stop:
             display.note(str(stop))
             raise typer.Exit(130) from None
-    console.print(f"Run written to {directory}. Look at it: glmgym inspect {directory}", highlight=False)
+    is_staged = not (directory / "config.toml").is_file()
+    last = max(path.parent for path in directory.glob("*/config.toml")) if is_staged else directory
+    console.print(f"Run written to {directory}. Look at it: glmgym inspect {last}", highlight=False)
 
 
 @app.command(name="eval")
@@ -85,13 +92,25 @@ def evaluate_policy(
     out: Annotated[Path | None, typer.Option(help="Where to write summary.json and the trajectories.")] = None,
     sandbox: Annotated[str, typer.Option(help="Sandbox backend.")] = "bubblewrap",
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="A recipe or run directory whose context length, [rollout], [sampling], [compaction] apply."),
+    ] = None,
 ) -> None:
     """Score a checkpoint on held-out tasks: mean, 95 % interval, per family, failures apart."""
-    from glmgym.cli.evaluating import run_evaluation
+    from glmgym.cli.evaluating import Terms, read_terms, run_evaluation
 
     asyncio.run(
         run_evaluation(
-            console, policy, _environment(suite), tasks=tasks, attempts=k, out=out, backend=sandbox, seed=seed
+            console,
+            policy,
+            _environment(suite),
+            tasks=tasks,
+            attempts=k,
+            out=out,
+            backend=sandbox,
+            seed=seed,
+            terms=Terms() if like is None else read_terms(like),
         )
     )
 
@@ -173,6 +192,36 @@ def verify(run: Annotated[Path, typer.Argument(help="Run or evaluation directory
     if report.problems:
         raise typer.Exit(1)
     console.print(f"✓ {report.summary}", style="green", markup=False, highlight=False)
+
+
+@app.command()
+def prove(
+    name: Annotated[str | None, typer.Argument(help="An experiment of --list, or all.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments and their claims.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Paired seeds.", show_default="5, or 2 with --quick")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few steps: shows that it works, decides nothing.")] = False,
+    out: Annotated[Path, typer.Option(help="Where each experiment gets a directory.")] = Path("runs/proving"),
+    processes: Annotated[int, typer.Option(min=1, help="Seeds that run at once, a core each.")] = 2,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the experiment.")
+    ] = None,
+) -> None:
+    """Run a controlled experiment over paired seeds: report, table, plot, and whether its claims hold."""
+    from glmgym.cli.proving import list_experiments, run_experiments
+
+    if show:
+        list_experiments(console)
+        return
+    if name is None:
+        raise ConfigError("name an experiment, or all; glmgym prove --list shows them")
+    options: dict[str, Any] = {"seeds": seeds, "quick": quick, "out": out, "processes": processes}
+    try:
+        passed = run_experiments(console, name, overrides=_overrides(override or []), **options)
+    except KeyboardInterrupt:
+        console.print("Stopped. What is finished is kept: the same command goes on from there.", highlight=False)
+        raise typer.Exit(130) from None
+    if not (passed or quick):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from glmgym.chat import Tokenizer, load_tokenizer
 from glmgym.errors import ConfigError
-from glmgym.store import TrajectoryStore
+from glmgym.store import TrajectoryStore, read_credit
 from glmgym.viewer import render_run, render_trajectory
 
 
@@ -28,7 +28,11 @@ def show(console: Console, run: Path, id: str | None, *, tokens: bool, limit: in
             console.print(render_run(store, limit=limit))
             console.print(f"One of them: glmgym inspect {run} ID", highlight=False)
         else:
-            console.print(render_trajectory(store.get(id), _tokenizer(run).decode, tokens=tokens))
+            trajectory = store.get(id)
+            row = next(row for row in store.summaries() if row.id == id)
+            advantages = read_credit(path.parent, id, row.step)
+            decode = _tokenizer(run).decode
+            console.print(render_trajectory(trajectory, decode, tokens=tokens, row=row, advantages=advantages))
     finally:
         store.close()
 

@@ -6,12 +6,14 @@ A consumer of the event stream like any other; on a pipe it prints one line per 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from glmgym.events import (
@@ -23,7 +25,10 @@ from glmgym.events import (
     ParityChecked,
     RolloutFinished,
     RunStarted,
+    StageFinished,
+    StageStarted,
     StepFinished,
+    TeacherChecked,
 )
 
 
@@ -43,6 +48,8 @@ class TrainingDisplay:
         self._curve: list[float] = []  # success of each update's batch
         self._task: TaskID | None = None
         self._first_step_at = 0.0
+        self._stage = ""  # what stands before the bar of a stage
+        self._finished: list[StageFinished] = []
         self._run = RunStarted(directory=None, steps=0, first_step=0)  # type: ignore[arg-type]
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
@@ -62,8 +69,15 @@ class TrainingDisplay:
 
     def __call__(self, event: Event) -> None:
         match event:
+            case StageStarted(name, number, total):
+                self._stage = f"stage {number}/{total} {name}: "
+                self.note(f"stage {number} of {total}: {name}")
+            case StageFinished():
+                self._finished.append(event)
+                if event.number == event.total:
+                    self._console.print(_stage_table(self._finished))
             case RunStarted():
-                self._run = event
+                self._run, self._numbers, self._curve = event, "", []
                 self.note(f"{event.directory}: {event.steps} updates, from update {event.first_step}")
             case EvaluationStarted(label, episodes):
                 self._show(f"held-out evaluation {label} training", episodes)
@@ -74,6 +88,8 @@ class TrainingDisplay:
                 self.note(_evaluation_line(label, summary))
             case ParityChecked(largest, mean, tokens):
                 self.note(f"engine and trainer agree on {tokens} sampled tokens to {largest:.1e} nats, mean {mean:.1e}")
+            case TeacherChecked():
+                self.note(_teacher_line(event))
             case RolloutFinished():
                 self._training()
             case StepFinished(step, metrics):
@@ -110,7 +126,7 @@ class TrainingDisplay:
 
     def _show(self, description: str, total: int, completed: int = 0) -> None:
         self._hide()
-        self._task = self._progress.add_task(description, total=total, completed=completed, left="")
+        self._task = self._progress.add_task(self._stage + description, total=total, completed=completed, left="")
 
     def _advance(self) -> None:
         if self._task is not None:
@@ -144,6 +160,30 @@ def _step_numbers(metrics: dict[str, float]) -> str:
             f"ep/s {number('rollout/episodes_per_s', '.1f')}",
         )
     )
+
+
+def _teacher_line(checked: TeacherChecked) -> str:
+    line = f"teacher {checked.teacher}: {checked.kl:.3f} nats a token from the student, over {checked.tokens} tokens"
+    if not checked.is_far:
+        return line
+    return f"{line}\n  warning: above {checked.bound:g}, they hardly come from one model; learning from it may collapse"
+
+
+def _stage_table(stages: list[StageFinished]) -> Table:
+    """One row a stage: held-out success before and after it, with the 95 % interval."""
+
+    def score(overall: Mapping[str, object] | None) -> str:
+        if overall is None or overall["mean"] is None:
+            return "-"
+        low, high = (f"{overall[end]:.3f}" if overall[end] is not None else "?" for end in ("low", "high"))
+        return f"{overall['mean']:.3f} ({low} to {high})"
+
+    table = Table(box=None, header_style="bold")
+    for name in ("stage", "held out before", "held out after"):
+        table.add_column(name, overflow="fold")
+    for stage in stages:
+        table.add_row(stage.directory.name, score(stage.before), score(stage.after))
+    return table
 
 
 def _evaluation_line(label: str, summary: Any) -> str:

@@ -1,5 +1,5 @@
 """Engines that need no torch. The embedded torch engine lives in ``glmgym_trainers.engines``."""
 
-from glmgym.engines.scripted import Fault, Script, ScriptedEngine, script_logprobs
+from glmgym.engines.scripted import SCORING, Fault, Script, ScriptedEngine, script_logprobs
 
-__all__ = ["Fault", "Script", "ScriptedEngine", "script_logprobs"]
+__all__ = ["SCORING", "Fault", "Script", "ScriptedEngine", "script_logprobs"]

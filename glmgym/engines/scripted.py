@@ -1,7 +1,8 @@
 """An engine that answers from a script: the real contract without a model. For tests and for checking environments.
 
 Its log-probs are made up, yet consistent: they depend on position, token and temperature only, so ``score`` returns
-what ``generate`` returned. It can be told to misbehave the way engines do.
+what ``generate`` returned. They are no distribution: probabilities do not add up to 1. It can be told to misbehave the
+way engines do.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from glmgym.engine import Finish, GenerateParams, Generation, PromptTooLong, Weights
+from glmgym.engine import Finish, GenerateParams, Generation, PromptTooLong, TopScores, Weights
 from glmgym.errors import EngineFailure
 
 Script = Callable[[Sequence[int], str, int], Sequence[int]] | Sequence[Sequence[int]]
+
+SCORING = "scoring"  # the session that faults know scoring requests by
 
 
 class Fault(StrEnum):
@@ -33,8 +36,7 @@ class Fault(StrEnum):
 def script_logprobs(token_ids: Sequence[int], first_position: int, temperature: float = 1.0) -> NDArray[np.float32]:
     """[n] made-up log-probs in nats, below 0, of tokens at consecutive positions of a context."""
     ids = np.asarray(token_ids, dtype=np.int64)
-    positions = np.arange(first_position, first_position + len(ids))
-    return (-(0.05 + (31 * ids + 17 * positions) % 97 / 50) / temperature).astype(np.float32)
+    return _made_up(ids, np.arange(first_position, first_position + len(ids)), temperature)
 
 
 class ScriptedEngine:
@@ -43,8 +45,10 @@ class ScriptedEngine:
     Args:
         script: ``(prompt_ids, session, turn) -> token ids``, or the answers of turn 0, 1, ... for every session. The
             turn counts a session's requests from 0.
-        fault: ``(session, turn) -> Fault | None``: what goes wrong in that request.
+        fault: ``(session, turn) -> Fault | None``: what goes wrong in that request. Scoring requests are the turns of a
+            session called ``SCORING``; they can stall, crash and come with a log-prob too many.
         latency_s: how long each answer takes. Weights switched meanwhile stamp the second half of the tokens.
+        vocab_size: how many tokens ``score_top`` knows.
 
     An answer is cut after the first stop token or at ``max_tokens``; one without a stop token finishes as LENGTH.
     """
@@ -59,16 +63,18 @@ class ScriptedEngine:
         fault: Callable[[str, int], Fault | None] | None = None,
         latency_s: float = 0.0,
         context_length: int = 65_536,
+        vocab_size: int = 64,
         version: int = 0,
     ) -> None:
         self._script = script
         self._fault = fault
         self._latency_s = latency_s
         self._context_length = context_length
+        self._vocab_size = vocab_size
         self._version = version
         self._turns: Counter[str] = Counter()
         self._running: dict[str, asyncio.Event] = {}  # set: abort
-        self._closed = False
+        self._closing = asyncio.Event()
 
     @property
     def version(self) -> int:
@@ -79,7 +85,7 @@ class ScriptedEngine:
         return self._context_length
 
     async def generate(self, prompt_ids: Sequence[int], params: GenerateParams, *, session: str) -> Generation:
-        if self._closed:
+        if self._closing.is_set():
             raise EngineFailure("the engine is closed")
         room = self._context_length - len(prompt_ids)
         if room < 1:
@@ -105,9 +111,19 @@ class ScriptedEngine:
         return Generation(np.asarray(ids, dtype=np.int32), logprobs, versions, finish)
 
     async def score(self, token_ids: Sequence[int], *, temperature: float = 1.0) -> NDArray[np.float32]:
-        if self._closed:
-            raise EngineFailure("the engine is closed")
-        return script_logprobs(token_ids[1:], 1, temperature)
+        return (await self.score_top(token_ids, 0, temperature=temperature)).logprobs
+
+    async def score_top(self, token_ids: Sequence[int], k: int, *, temperature: float = 1.0) -> TopScores:
+        if len(token_ids) > self._context_length:
+            raise PromptTooLong(f"{len(token_ids)} tokens to score do not fit the context of {self._context_length}")
+        fault = await self._begin_scoring()
+        logprobs = script_logprobs(token_ids[1:], 1, temperature)
+        width = self._vocab_size if k < 0 else min(k, self._vocab_size)
+        table = _made_up(np.arange(self._vocab_size), np.arange(1, len(token_ids))[:, None], temperature)
+        top_ids = np.argsort(-table, axis=1, kind="stable")[:, :width]
+        if fault is Fault.EXTRA_LOGPROB:
+            logprobs = np.append(logprobs, logprobs[-1])
+        return TopScores(logprobs, top_ids.astype(np.int32), np.take_along_axis(table, top_ids, axis=1))
 
     async def switch(self, weights: Weights) -> int:
         if weights.version < self._version:
@@ -125,7 +141,7 @@ class ScriptedEngine:
         self._turns.pop(session, None)
 
     async def close(self) -> None:
-        self._closed = True
+        self._closing.set()
         for aborted in self._running.values():
             aborted.set()
 
@@ -148,9 +164,31 @@ class ScriptedEngine:
             return False
         finally:
             del self._running[session]
-        if self._closed:
+        if self._closing.is_set():
             raise EngineFailure("the engine was closed")
         return True
+
+    async def _begin_scoring(self) -> Fault | None:
+        """What goes wrong in this scoring request, once its time has passed."""
+        if self._closing.is_set():
+            raise EngineFailure("the engine is closed")
+        turn = self._turns[SCORING]
+        self._turns[SCORING] += 1
+        fault = self._fault(SCORING, turn) if self._fault else None
+        if fault is Fault.CRASH:
+            raise EngineFailure(f"scripted crash in scoring request {turn}")
+        if fault is Fault.STALL or self._latency_s:
+            try:
+                async with asyncio.timeout(None if fault is Fault.STALL else self._latency_s):
+                    await self._closing.wait()
+            except TimeoutError:
+                return fault
+            raise EngineFailure("the engine was closed")
+        return fault
+
+
+def _made_up(ids: NDArray[np.int64], positions: NDArray[np.int64], temperature: float) -> NDArray[np.float32]:
+    return (-(0.05 + (31 * ids + 17 * positions) % 97 / 50) / temperature).astype(np.float32)
 
 
 def _cut(ids: list[int], max_tokens: int, stop_token_ids: frozenset[int]) -> tuple[list[int], Finish]:

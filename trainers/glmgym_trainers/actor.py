@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from glmgym.errors import ConfigError, GlmgymError
 from glmgym_trainers.batch import Batch
+from glmgym_trainers.sparse_attention import stabilise
 from glmgym_trainers.token_logprobs import token_logprobs, token_logprobs_and_entropy
 
 
@@ -45,6 +46,7 @@ class Actor(nn.Module):
         head = model.get_output_embeddings()
         if head is None or getattr(head, "bias", None) is not None:
             raise ConfigError(f"{type(model).__name__} needs an output embedding without a bias to be trained here")
+        stabilise(model)
         self.model = model
 
     @classmethod

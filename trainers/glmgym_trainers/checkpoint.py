@@ -7,6 +7,7 @@ optimisers and the counters.
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import tomllib
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from glmgym_trainers.policy import Policy, replace_directory, replace_text, save
 from glmgym_trainers.recipe import Recipe, dump_recipe
 
 CONFIG_FILE = "config.toml"
+FINISHED_FILE = "finished.json"
 MAY_CHANGE = ("trainer.steps",)  # keys that a resumed run may have changed: how far to go
 
 
@@ -87,6 +89,23 @@ def prepare_directory(run: Path, recipe: Recipe, *, resume: bool) -> None:
         replace_text(written, tomli_w.dumps(wanted))
 
 
+def mark_finished(run: Path, recipe: Recipe, step: int) -> None:
+    """Note that the run has come to its end, evaluation included; the last thing a run writes."""
+    replace_text(run / FINISHED_FILE, json.dumps({"step": step, "trainer.steps": recipe.trainer.steps}) + "\n")
+
+
+def finished(run: Path, recipe: Recipe) -> Checkpoint | None:
+    """The last checkpoint of a run that has come to the end which ``recipe`` asks for, or None.
+
+    A run that was resumed to go further is unfinished from that moment on, even if it was killed before its next step.
+    """
+    marker, newest = run / FINISHED_FILE, latest(run)
+    if newest is None or not marker.is_file():
+        return None
+    marked = json.loads(marker.read_text())
+    return newest if marked == {"step": newest.step, "trainer.steps": recipe.trainer.steps} else None
+
+
 def latest(run: Path) -> Checkpoint | None:
     """The newest complete checkpoint, or None."""
     found = sorted((run / "checkpoints").glob("step-*"))
@@ -107,7 +126,7 @@ def save(run: Path, learner: Learner, policy: Policy, *, keep: int) -> Path:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         (partial / "policy").mkdir(parents=True)
-        save_policy(partial / "policy", learner.actor.model, policy.speech, policy.files)
+        save_policy(partial / "policy", learner.policy(), policy.speech, policy.files)
         state = io.BytesIO()  # torch's own file writer turns a full disk into a RuntimeError about positions
         torch.save(learner.state(), state)
         (partial / "trainer.pt").write_bytes(state.getvalue())

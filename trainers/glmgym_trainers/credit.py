@@ -7,8 +7,10 @@ prefix *before* token p, which has seen everything up to token p - 1.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from glmgym.trajectory import Segment
 
 Floats = NDArray[np.float64]
+RewardOn = Literal["each_segment", "last_only"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,8 +132,62 @@ def adaptive_lambda(num_action_tokens: int, alpha: float) -> float:
     return min(max(1.0 - 1.0 / (alpha * num_action_tokens), 0.0), math.nextafter(1.0, 0.0))
 
 
+def cross_segment_gae(
+    values: Sequence[ArrayLike],
+    masks: Sequence[ArrayLike],
+    reward: float,
+    *,
+    gamma: float,
+    lam: float,
+    critic_lam: float = 1.0,
+    factor: bool = True,
+    reward_on: RewardOn = "each_segment",
+) -> tuple[list[Floats], list[Floats]]:
+    """Advantages and critic targets of the parts of one rollout that compaction cut (CompactionRL, equations 13-15).
+
+    Each part is credited by itself, as if the rollout's reward came on its last trained token and nothing after it.
+    Then its advantages, though not its targets, shrink by ``gamma * lam`` for each trained token of later parts. That
+    is not the estimate over the parts joined together; only the reward's distance is the same.
+
+    Args:
+        values: one [T] per part, value of the prefix before each token; read at trained tokens only.
+        masks: one [T] bool per part, its trained tokens; a part without any gets zeros and counts nothing.
+        reward: of the rollout, the same for each part.
+        lam: the policy's, the same for all parts: it belongs to the whole rollout's number of tokens.
+        critic_lam: of the targets, which stay local: shrunk ones would fade into the values themselves.
+        factor: whether later parts shrink the advantages; off is an ablation.
+        reward_on: every part's last trained token, or that of the last part only, an ablation.
+
+    Returns:
+        For each part [T] advantages and [T] targets, both 0 where not trained.
+
+    Raises:
+        ValueError: as ``skip_observation_gae``.
+    """
+    advantages: list[Floats] = []
+    targets: list[Floats] = []
+    num_after = 0
+    for value, mask in reversed(list(zip(values, masks, strict=True))):
+        at = np.flatnonzero(np.asarray(mask, bool))
+        rewards = np.zeros(len(np.asarray(mask)))
+        if len(at) and (reward_on == "each_segment" or num_after == 0):
+            rewards[at[-1]] = reward
+        scale = _power(gamma * lam, num_after) if factor else 1.0
+        advantages.append(scale * skip_observation_gae(value, rewards, mask, gamma=gamma, lam=lam))
+        targets.append(critic_targets(value, rewards, mask, gamma=gamma, lam=critic_lam))
+        num_after += len(at)
+    return advantages[::-1], targets[::-1]
+
+
+def has_signal(credits: Sequence[Credit]) -> bool:
+    """Whether a group's advantages say anything: False when all are 0, as in a group of equal rewards."""
+    return any(bool(credit.advantages.any()) for credit in credits)
+
+
 def group_mean_advantage(rewards: Sequence[float]) -> Floats:
     """[G] reward minus the mean reward of the group; no division by a deviation (GLM-5 report, section 4.1).
+
+    Exactly 0 when all rewards are equal: a mean of equal numbers may differ from them in the last bit.
 
     Raises:
         ValueError: the group is empty or a reward is not finite: a failed rollout has no reward and no vote.
@@ -138,7 +195,54 @@ def group_mean_advantage(rewards: Sequence[float]) -> Floats:
     given = np.asarray(rewards, float)
     if not len(given) or not np.isfinite(given).all():
         raise ValueError(f"a baseline needs finite rewards, got {list(rewards)}")
-    return given - given.mean()
+    return np.zeros_like(given) if (given == given[0]).all() else given - given.mean()
+
+
+def group_scaled_advantage(rewards: Sequence[float], *, ddof: int, eps: float = 0.0) -> Floats:
+    """[G] as ``group_mean_advantage``, divided by the group's standard deviation (GLM-5 report, equation 1).
+
+    A group of equal rewards, one of a single member among them, gets exactly 0: never a division by 0.
+
+    Args:
+        ddof: 0 divides the sum of squares by G, 1 by G - 1.
+        eps: added to the deviation.
+
+    Raises:
+        ValueError: as ``group_mean_advantage``.
+    """
+    centred = group_mean_advantage(rewards)
+    if not centred.any():
+        return centred
+    return centred / (np.asarray(rewards, float).std(ddof=ddof) + eps)
+
+
+class RunningMean:
+    """A baseline without a critic or a group: the mean of the last ``window`` rewards of the same key.
+
+    It is what SAO's critic is compared with (table 4 there: the last 8 rewards of a prompt).
+
+    Raises:
+        ValueError: ``window`` < 1.
+    """
+
+    def __init__(self, window: int) -> None:
+        if window < 1:
+            raise ValueError(f"a running mean needs a window of at least 1, got {window}")
+        self._window = window
+        self._seen: dict[str, deque[float]] = {}
+
+    def advantage(self, key: str, reward: float) -> float:
+        """Reward minus the mean of those seen before, then seen itself; the first of a key has a baseline of 0.
+
+        Raises:
+            ValueError: the reward is not finite: a failed rollout has none.
+        """
+        if not math.isfinite(reward):
+            raise ValueError(f"{key}: a baseline needs finite rewards, got {reward}")
+        seen = self._seen.setdefault(key, deque(maxlen=self._window))
+        baseline = sum(seen) / len(seen) if seen else 0.0
+        seen.append(reward)
+        return reward - baseline
 
 
 def fill_group(valid: Sequence[bool]) -> list[int]:
@@ -164,6 +268,13 @@ def explained_variance(returns: ArrayLike, values: ArrayLike, *, centred: bool =
     if spread == 0.0:
         return math.nan
     return 1.0 - float(error.var() if centred else np.square(error).mean()) / spread
+
+
+def _power(base: float, exponent: int) -> float:
+    """``base ** exponent`` for a base in [0, 1], by logarithms: tiny numbers become 0 and nothing overflows."""
+    if exponent == 0:
+        return 1.0
+    return math.exp(exponent * math.log(base)) if base > 0.0 else 0.0
 
 
 def _earned(rewards: Floats, at: NDArray[np.intp]) -> Floats:

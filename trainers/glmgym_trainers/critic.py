@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from glmgym.errors import ConfigError
 from glmgym.trajectory import Trajectory
+from glmgym_trainers import freezing
 from glmgym_trainers.batch import Batch, Row, collate, micro_batches
+from glmgym_trainers.sparse_attention import stabilise
 
 FREEZE = ("self_attn",)  # SAO: the critic's attention is frozen, its (expert) projections are trained
 
@@ -40,12 +41,8 @@ class Critic(nn.Module):
         # From 0 every value starts at 0: the first advantages are plain returns, not noise of a random head.
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        names = [name for name, _ in self.backbone.named_parameters()]
-        for pattern in freeze:
-            if not any(pattern in name for name in names):
-                raise ConfigError(f"freeze pattern {pattern!r} matches no parameter; they are called like {names[1]!r}")
-        for name, parameter in self.backbone.named_parameters():
-            parameter.requires_grad_(not any(pattern in name for pattern in freeze))
+        stabilise(self.backbone)
+        freezing.freeze(self.backbone, freeze)
 
     def forward(self, batch: Batch) -> Tensor:
         """[B, T + 1] float32 value of every prefix: column p is the value of the first p tokens; column 0 is 0.

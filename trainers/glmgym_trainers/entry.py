@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glmgym_trainers.recipe import load_recipe
-from glmgym_trainers.run import Interrupted, train
+from glmgym_trainers.run import Interrupted
+from glmgym_trainers.stages import load, run
 
-TRAIN = (train, load_recipe, Interrupted)
+TRAIN = (run, load, Interrupted)

@@ -13,29 +13,36 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from glmgym.metrics import Metric, merge, values
 from glmgym.scoring import TeacherScore
-from glmgym.trajectory import Trajectory
+from glmgym.trajectory import NO_VERSION, Trajectory
+from glmgym_trainers import lora
 from glmgym_trainers.actor import Actor, Parity, check_parity
 from glmgym_trainers.algorithms import Algorithm, Extra, Forward
 from glmgym_trainers.batch import Batch, Row, collate, micro_batches, rows_of, split_trajectories
-from glmgym_trainers.credit import explained_variance
+from glmgym_trainers.credit import explained_variance, has_signal
 from glmgym_trainers.critic import Critic, score_prefixes
+from glmgym_trainers.freezing import freeze
 from glmgym_trainers.optim import optimizer_step
 from glmgym_trainers.reductions import weigh
-from glmgym_trainers.settings import TrainerSettings
+from glmgym_trainers.settings import TrainerSettings, TuningSettings
 
 TeacherScores = Mapping[tuple[str, int], TeacherScore]  # by trajectory id and segment index
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one update did: its numbers, and the sampled tokens of each trajectory that entered the loss."""
+    """What one update did: its numbers, and the sampled tokens of each trajectory that entered the loss.
+
+    ``advantages`` are those of sampled tokens, [sampled] by trajectory id and segment index; NaN where left out.
+    """
 
     metrics: dict[str, float]
     trained: dict[str, int]
+    advantages: dict[tuple[str, int], NDArray[np.float32]]
 
 
 class Learner:
@@ -46,11 +53,18 @@ class Learner:
     """
 
     def __init__(
-        self, model: Any, algorithm: Algorithm, settings: TrainerSettings, *, temperature: float = 1.0
+        self,
+        model: Any,
+        algorithm: Algorithm,
+        settings: TrainerSettings,
+        *,
+        temperature: float = 1.0,
+        tuning: TuningSettings | None = None,
     ) -> None:
-        self.actor = Actor(model).train()
         self.algorithm = algorithm
+        # First: the critic is a copy of the model as it was given, with all of it trained but ``algorithm.freeze``.
         self.critic = Critic(model, freeze=algorithm.freeze) if algorithm.uses_critic else None
+        self.actor = Actor(_tuned(model, tuning or TuningSettings())).train()
         self.step_count = 0
         self.version = 0
         self._settings = settings
@@ -76,10 +90,15 @@ class Learner:
         groups: dict[str, list[Trajectory]] = {}
         for trajectory in trajectories:
             groups.setdefault(trajectory.group_id or trajectory.id, []).append(trajectory)
-        credits = [credit for group in groups.values() for credit in self.algorithm.credit(group, extra)]
+        by_group = [self.algorithm.credit(group, extra) for group in groups.values()]
+        credits = [credit for group in by_group for credit in group]
         rows = weigh([_with_extra(row, extra) for row in rows_of(trajectories, credits)], self.algorithm.reduction)
         parts: list[Mapping[str, Metric]] = []
         metrics = {"batch/rows": float(len(rows)), **_credit_numbers(rows, extra)}
+        if self.algorithm.group_size > 1:
+            credited = [group for group in by_group if group]
+            silent = sum(not has_signal(group) for group in credited)
+            metrics["credit/zero_signal_fraction"] = silent / max(len(credited), 1)
         for _ in range(self.algorithm.critic_updates if self.critic else 0):
             metrics["value/loss"] = self._critic_update(rows, parts)
         if self.step_count >= self.algorithm.value_warmup:
@@ -89,7 +108,9 @@ class Learner:
         for row in rows:
             trained[row.trajectory_id] += row.num_trained
         return StepReport(
-            {**metrics, **values(merge(parts))}, {trajectory.id: trained[trajectory.id] for trajectory in trajectories}
+            {**metrics, **values(merge(parts))},
+            {trajectory.id: trained[trajectory.id] for trajectory in trajectories},
+            {(row.trajectory_id, row.segment_index): _advantages(row) for row in rows},
         )
 
     def parity(self, trajectories: Sequence[Trajectory], *, bound: float) -> Parity:
@@ -114,25 +135,31 @@ class Learner:
             mine, torch.cat(theirs), torch.ones_like(mine, dtype=torch.bool), bound=bound, labels=labels
         )
 
+    def policy(self) -> Any:
+        """The policy as a plain transformers model: adapters, if it has any, are merged into a copy."""
+        return lora.merged(self.actor.model)
+
     def weights(self) -> dict[str, Tensor]:
         """A copy of the policy's weights by name, for publication."""
-        return {name: tensor.detach().clone() for name, tensor in self.actor.model.state_dict().items()}
+        return {name: tensor.detach().clone() for name, tensor in self.policy().state_dict().items()}
 
     def state(self) -> dict[str, Any]:
-        """Everything but the policy's weights that a resumed run needs."""
+        """What a resumed run needs beside the policy's weights: those it has now or, with adapters, started from."""
         return {
             "step_count": self.step_count,
             "version": self.version,
             "policy_steps": self._policy_steps,
+            "adapters": lora.adapter_state(self.actor.model),
             "actor_optimizer": self._actor_optimizer.state_dict(),
             "critic": self.critic.state_dict() if self.critic else None,
             "critic_optimizer": self._critic_optimizer.state_dict() if self._critic_optimizer else None,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``; the policy's weights come with the model."""
+        """Go on from ``state``; the weights that ``state`` leaves out come with the model."""
         self.step_count, self.version = state["step_count"], state["version"]
         self._policy_steps = state["policy_steps"]
+        lora.load_adapters(self.actor.model, state["adapters"])
         self._actor_optimizer.load_state_dict(state["actor_optimizer"])
         if self.critic and self._critic_optimizer:
             self.critic.load_state_dict(state["critic"])
@@ -201,7 +228,7 @@ class Learner:
             logprobs, top = self.actor.logprobs_with_top(batch, self._temperature)
         old = batch.old_logprobs
         # A single update starts from the weights it is computed at: its own log-probs are the old ones.
-        return Forward(logprobs, logprobs.detach() if old is None else old, top)
+        return Forward(logprobs, logprobs.detach() if old is None else old, top, self.version)
 
     @torch.no_grad()
     def _with_old_logprobs(self, rows: Sequence[Row]) -> list[Row]:
@@ -217,10 +244,22 @@ class Learner:
         return torch.optim.AdamW(trained, lr=lr, betas=self._settings.betas, weight_decay=self._settings.weight_decay)
 
 
+def _tuned(model: Any, tuning: TuningSettings) -> Any:
+    """``model`` itself, with its adapters added and what does not train frozen."""
+    if tuning.lora_rank:
+        lora.add_adapters(model, rank=tuning.lora_rank, alpha=tuning.lora_alpha, targets=tuning.lora_targets)
+    freeze(model, tuning.freeze)
+    return model
+
+
 def _with_extra(row: Row, extra: Extra) -> Row:
     key = row.trajectory_id, row.segment_index
     prefixes = extra.values.get(key)
     return replace(row, old_values=None if prefixes is None else prefixes[:-1], teacher=extra.teachers.get(key))
+
+
+def _advantages(row: Row) -> NDArray[np.float32]:
+    return np.where(row.trained_mask, row.advantages, np.float32(np.nan))[row.versions != NO_VERSION]
 
 
 def _num_trained(rows: Sequence[Row]) -> int:

@@ -18,6 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from glmgym_trainers.importance import LARGEST_LOG_RATIO, importance_weight
+
 DisForm = Literal["detached", "surrogate"]
 
 
@@ -80,6 +82,139 @@ def dis_loss(
     return -(weights * per_token).sum(), metrics
 
 
+def ppo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor | float,
+    *,
+    eps_low: float,
+    eps_high: float,
+    dual_clip: float | None = None,
+    correction: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate ``min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)``, times a constant weight if given.
+
+    With ``correction`` from ``importance_weight`` it is the objective of the GLM-5 report (equation 1): the weight
+    multiplies what is already clipped and never enters the minimum, where it would change which side is clipped.
+
+    Args:
+        logprobs: [...] current policy, carries gradient, nats.
+        old_logprobs: [...] policy before the first update on this batch, nats; treated as constant.
+        advantages: [...] treated as constant.
+        mask: [...] bool, tokens that train.
+        weights: broadcastable to [...]; see ``reductions``.
+        eps_low: how far below 1 a ratio of a negative advantage still trains.
+        eps_high: how far above 1 a ratio of a positive advantage still trains.
+        dual_clip: for negative advantages, the ratio above which a token's part stays constant; above 1.
+        correction: [...] constant weight of each token.
+
+    Returns:
+        The scalar loss and detached sums: ``policy/trusted_fraction``, ``clip/positive_fraction``,
+        ``clip/negative_fraction`` (clipped tokens by the sign of their advantage), ``clip/abs_log_ratio``.
+
+    Raises:
+        ValueError: not ``0 <= eps_low < 1``, ``eps_high < 0``, or ``dual_clip`` is not above 1.
+    """
+    log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0.0)
+    surrogate, clipped = _clipped_surrogate(log_ratio, advantages, mask, eps_low, eps_high, dual_clip)
+    kept = mask
+    if correction is not None:
+        surrogate = torch.where(mask, correction.detach(), 0.0) * surrogate
+        kept = mask & (correction != 0)
+    return -(weights * surrogate).sum(), _clip_sums(clipped, kept, advantages, mask, log_ratio)
+
+
+def gspo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor | float,
+    *,
+    eps_low: float,
+    eps_high: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate with one ratio per sequence: the geometric mean over its trained tokens (GSPO).
+
+    A sequence is a row. All its tokens share the ratio, and are clipped or kept together; with the weights of a
+    sequence mean the loss is the mean over sequences of ``min(s A, clip(s) A)``.
+
+    Args:
+        logprobs: [B, T] current policy, carries gradient, nats.
+        old_logprobs: [B, T] policy before the first update on this batch, nats; treated as constant.
+        advantages: [B, T] treated as constant; one value per row in GSPO itself.
+        mask: [B, T] bool, tokens that train.
+        weights: broadcastable to [B, T].
+        eps_low: as in ``ppo_loss``, and so are the sums and errors.
+        eps_high: as in ``ppo_loss``.
+    """
+    log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0.0)
+    counts = mask.sum(-1, keepdim=True).clamp(min=1)
+    shared = (log_ratio.sum(-1, keepdim=True) / counts).expand_as(log_ratio)
+    surrogate, clipped = _clipped_surrogate(shared, advantages, mask, eps_low, eps_high, None)
+    return -(weights * surrogate).sum(), _clip_sums(clipped, mask, advantages, mask, log_ratio)
+
+
+def pg_loss(
+    logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor | float,
+    *,
+    correction: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The score function ``-advantage * log p``, times a constant weight if given. No ratio, no clip.
+
+    Args:
+        logprobs: [...] current policy, carries gradient, nats.
+        advantages: [...] treated as constant.
+        mask: [...] bool, tokens that train.
+        weights: broadcastable to [...]; see ``reductions``.
+        correction: [...] constant weight of each token.
+
+    Returns:
+        The scalar loss and detached sums: ``policy/trusted_fraction``.
+    """
+    scale = torch.where(mask, advantages.detach(), 0.0)
+    kept = mask
+    if correction is not None:
+        scale = scale * torch.where(mask, correction.detach(), 0.0)
+        kept = mask & (correction != 0)
+    per_token = scale * torch.where(kept, logprobs, 0.0)
+    return -(weights * per_token).sum(), {"policy/trusted_fraction": kept.sum()}
+
+
+def cispo_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor | float,
+    *,
+    low: float,
+    high: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The score function times the ratio, which is clamped and constant: every token keeps its gradient (CISPO).
+
+    Args:
+        logprobs: [...] current policy, carries gradient, nats.
+        old_logprobs: [...] policy the ratio is taken to, nats; treated as constant.
+        advantages: [...] treated as constant.
+        mask: [...] bool, tokens that train.
+        weights: broadcastable to [...]; see ``reductions``.
+        low: least ratio, as an explicit number; 0 for none.
+        high: largest ratio.
+
+    Returns:
+        The scalar loss and the sums of ``pg_loss`` and ``importance_weight``.
+    """
+    ratio, weight_sums = importance_weight(logprobs, old_logprobs, mask, low=low, high=high, mode="clamp")
+    loss, sums = pg_loss(logprobs, advantages, mask, weights, correction=ratio)
+    return loss, sums | weight_sums
+
+
 def value_loss(
     values: Tensor,
     returns: Tensor,
@@ -125,3 +260,31 @@ def value_loss(
         "value/return_squared": targets.square().sum(),
     }
     return (weights * squared).sum(), metrics
+
+
+def _clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, mask: Tensor, eps_low: float, eps_high: float, dual_clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate of each token, 0 where not trained, and which tokens are held constant by the clip."""
+    if not (0.0 <= eps_low < 1.0 and eps_high >= 0.0 and (dual_clip is None or dual_clip > 1.0)):
+        raise ValueError(
+            f"a clip needs 0 <= eps_low < 1, eps_high >= 0 and dual_clip > 1, got {eps_low}, {eps_high} and {dual_clip}"
+        )
+    scale = torch.where(mask, advantages.detach(), 0.0)
+    # The minimum of the two surrogates is one surrogate whose ratio is held from above or from below, by the sign.
+    ratio = log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
+    bad = scale < 0
+    most = torch.full_like(ratio, 1.0 + eps_high).masked_fill(bad, math.inf if dual_clip is None else dual_clip)
+    least = torch.zeros_like(ratio).masked_fill(bad, 1.0 - eps_low)
+    clipped = (ratio > most) | (ratio < least) | (log_ratio.abs() > LARGEST_LOG_RATIO)
+    held = torch.minimum(torch.maximum(ratio.detach(), least), most)
+    return torch.where(clipped, held, ratio) * scale, clipped
+
+
+def _clip_sums(clipped: Tensor, kept: Tensor, advantages: Tensor, mask: Tensor, log_ratio: Tensor) -> dict[str, Tensor]:
+    return {
+        "policy/trusted_fraction": (kept & ~clipped).sum(),
+        "clip/positive_fraction": (mask & clipped & (advantages > 0)).sum(),
+        "clip/negative_fraction": (mask & clipped & (advantages < 0)).sum(),
+        "clip/abs_log_ratio": log_ratio.detach().abs().sum(),
+    }

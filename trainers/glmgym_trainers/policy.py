@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from glmgym.chat import Chat, load_tokenizer
 from glmgym.errors import ConfigError, GlmgymError
 from glmgym.settings import Settings, parse_settings
+from glmgym_trainers.sparse_attention import stabilise
 
 ASSETS = Path(__file__).parent / "assets"
 SPEECH_FILE = "glmgym_policy.json"
@@ -87,6 +88,7 @@ def load_policy(name: str | Path) -> Policy:
         speech = parse_settings(Speech, data, where=str(directory / SPEECH_FILE))
     chat = Chat(load_tokenizer(directory), speech.dialect, thinking=speech.thinking, history=speech.history)
     files = {name: (directory / name).read_bytes() for name in _TOKENIZER_FILES if (directory / name).is_file()}
+    stabilise(model)
     return Policy(model.eval(), chat, speech, files)
 
 

@@ -10,28 +10,54 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 
+from glmgym.compaction import CompactionSettings
 from glmgym.engine import SamplingSettings
 from glmgym.errors import ConfigError, UnknownName
 from glmgym.fleet import FleetSettings
+from glmgym.mixture import Source, find_sources
 from glmgym.rollout import Budget
 from glmgym.settings import Settings, parse_settings
 from glmgym_trainers.algorithms import ALGORITHMS
-from glmgym_trainers.settings import TrainerSettings
+from glmgym_trainers.rewards import RewardsSettings
+from glmgym_trainers.settings import TrainerSettings, TuningSettings
+from glmgym_trainers.teachers import TeachersSettings
 
 # A wheel carries the recipes inside the package; a checkout has them beside it.
 RECIPES = next(p for p in (Path(__file__).parent / "recipes", Path(__file__).parents[1] / "recipes") if p.is_dir())
 
 
-class PolicySettings(Settings):
-    init: str = "quickstart"  # checkpoint directory, or the name of a warm start in the package
+class PolicySettings(TuningSettings):
+    """Where the policy starts, and what the embedded engine holds of it."""
+
+    init: str = "quickstart"  # checkpoint directory, a warm start in the package, or "stage:NAME" of an earlier stage
     context_length: int = Field(default=512, ge=2)  # tokens; prompt and everything sampled and observed
     max_slots: int = Field(default=48, ge=1)  # sequences the embedded engine decodes at once
 
 
 class EnvSettings(Settings):
-    id: str  # as in `glmgym envs`, or the path of an environment file or directory
+    id: str | None = None  # as in `glmgym envs`, or the path of an environment file or directory
+    mix: dict[str, float] = Field(default_factory=dict)  # in place of an id: shares of several environments, by id
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> EnvSettings:
+        if (self.id is None) == (not self.mix):
+            raise ValueError("give either id or mix")
+        return self
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """How much of each environment, by its id or path."""
+        return self.mix if self.id is None else {self.id: 1.0}
+
+    def sources(self) -> tuple[Source, ...]:
+        """The environments, found.
+
+        Raises:
+            ConfigError: see ``find_sources``.
+        """
+        return find_sources(self.shares)
 
 
 class SandboxSettings(Settings):
@@ -49,9 +75,12 @@ class Recipe(Settings):
     policy: PolicySettings = Field(default_factory=PolicySettings)
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     rollout: Budget = Field(default_factory=Budget)
+    rewards: RewardsSettings = Field(default_factory=RewardsSettings)
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
+    compaction: CompactionSettings | None = None  # without the table a full context ends the episode
     fleet: FleetSettings = Field(default_factory=FleetSettings)
     algorithm: SerializeAsAny[Settings]
+    teachers: TeachersSettings = Field(default_factory=TeachersSettings)
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)
     eval: EvalSettings = Field(default_factory=EvalSettings)
 
@@ -66,14 +95,21 @@ def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) 
     Raises:
         ConfigError: no such recipe, not TOML, an unknown key (with the nearest known one), or a value that cannot work.
     """
+    where, data = read_recipe(source)
+    if "stage" in data:
+        raise ConfigError(f"{where} is a recipe of stages, not of a single run")
+    for key, value in (overrides or {}).items():
+        override(data, key, value)
+    return parse_recipe(data, where=where)
+
+
+def read_recipe(source: str | Path) -> tuple[str, dict[str, Any]]:
+    """How to call a recipe in a message, and its plain data as written; see ``load_recipe``."""
     path = _find(source)
     try:
-        data = tomllib.loads(path.read_text("utf-8"))
+        return str(path), tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    for key, value in (overrides or {}).items():
-        _override(data, key, value)
-    return parse_recipe(data, where=str(path))
 
 
 def parse_recipe(data: Mapping[str, Any], *, where: str) -> Recipe:
@@ -87,10 +123,24 @@ def parse_recipe(data: Mapping[str, Any], *, where: str) -> Recipe:
         raise UnknownName("algorithm", name, ALGORITHMS)
     algorithm = parse_settings(ALGORITHMS[name].Settings, table, where=f"{where} [algorithm]")
     recipe = parse_settings(Recipe, {**data, "algorithm": algorithm}, where=where)
-    group_size = ALGORITHMS[name](algorithm).group_size
-    if recipe.trainer.batch_size % group_size:
+    built = ALGORITHMS[name](algorithm)
+    if recipe.trainer.batch_size % built.group_size:
         raise ConfigError(
-            f"{where} [trainer] batch_size = {recipe.trainer.batch_size}: not a multiple of group_size = {group_size}"
+            f"{where} [trainer] batch_size = {recipe.trainer.batch_size}: not a multiple of group_size = "
+            f"{built.group_size}"
+        )
+    if recipe.fleet.dynamic_sampling and built.group_size == 1:
+        raise ConfigError(
+            f"{where} [fleet] dynamic_sampling: algorithm {name!r} has no groups whose outcomes could differ"
+        )
+    if built.uses_teacher and not recipe.teachers.routes:
+        raise ConfigError(
+            f"{where}: algorithm {name!r} learns from teachers; give [teachers] routes, such as "
+            '{terminal = "runs/expert/checkpoints/step-000030/policy"}: task domain = checkpoint'
+        )
+    if recipe.teachers.routes and not built.uses_teacher:
+        raise ConfigError(
+            f"{where} [teachers] routes: algorithm {name!r} learns from no teacher; leave them out, or take another one"
         )
     return recipe
 
@@ -114,7 +164,12 @@ def _find(source: str | Path) -> Path:
     raise UnknownName("recipe", str(source), shipped)
 
 
-def _override(data: dict[str, Any], key: str, value: Any) -> None:
+def override(data: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key of plain recipe data, in place.
+
+    Raises:
+        ConfigError: a part of the key is a value already, not a table.
+    """
     table = data
     *parents, leaf = key.split(".")
     for parent in parents:

@@ -8,11 +8,10 @@ learned; the checkpoint of a step appears at once (rename); only then are the tr
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 
 from glmgym.engine import Weights
 from glmgym.errors import GlmgymError
-from glmgym.evaluate import evaluate
+from glmgym.evaluate import evaluate_mixture, share_out
 from glmgym.events import (
     CheckpointSaved,
     EpisodeEvaluated,
@@ -39,18 +37,24 @@ from glmgym.events import (
     StepFinished,
 )
 from glmgym.fleet import Fleet
-from glmgym.registry import EnvSpec, find_environment, load_component
-from glmgym.rollout import House
+from glmgym.mixture import Source, task_stream
+from glmgym.registry import load_component
+from glmgym.rewards import RewardMix
+from glmgym.rollout import House, run_trajectory
 from glmgym.sandbox import SandboxProvider
-from glmgym.store import TrajectoryStore
+from glmgym.scoring import Teachers, TeacherScore
+from glmgym.store import TrajectoryStore, write_credit
 from glmgym.trajectory import Trajectory
 from glmgym_trainers import checkpoint
 from glmgym_trainers.algorithms import ALGORITHMS
 from glmgym_trainers.engines import TorchEngine
+from glmgym_trainers.imitation import check_demonstrator, demonstrate
 from glmgym_trainers.learner import Learner
 from glmgym_trainers.policy import Policy, load_policy
 from glmgym_trainers.recipe import Recipe
+from glmgym_trainers.rewards import open_rewards
 from glmgym_trainers.runlog import RolloutWindow, RunLog, batch_metrics
+from glmgym_trainers.teachers import check_teachers, forget_discarded, load_teachers, teacher_numbers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,11 +70,12 @@ class _Site:
 
     recipe: Recipe
     directory: Path
-    spec: EnvSpec
+    sources: tuple[Source, ...]
     policy: Policy
     learner: Learner
     engine: TorchEngine
     provider: SandboxProvider | None
+    teachers: Teachers | None
     house: House
     store: TrajectoryStore
     log: RunLog
@@ -103,23 +108,41 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
     torch.manual_seed(recipe.seed)
     checkpoint.check_directory(directory, recipe, resume=resume)
     latest = checkpoint.latest(directory) if resume else None
-    policy = load_policy(latest.policy_dir if latest else recipe.policy.init)
+    # Adapters sit on the weights that the run started from; a checkpoint holds the two merged.
+    policy = load_policy(latest.policy_dir if latest and not recipe.policy.lora_rank else recipe.policy.init)
     algorithm = ALGORITHMS[recipe.algorithm_name](recipe.algorithm)
-    learner = Learner(policy.model, algorithm, recipe.trainer, temperature=recipe.sampling.temperature)
+    learner = Learner(
+        policy.model, algorithm, recipe.trainer, temperature=recipe.sampling.temperature, tuning=recipe.policy
+    )
     if latest is not None:
         learner.load_state(latest.state())
-    spec = find_environment(recipe.env.id)
+    sources = recipe.env.sources()
+    if algorithm.demonstrates:
+        for source in sources:
+            check_demonstrator(source.spec)
     engine = TorchEngine(
-        policy.model,
+        learner.policy(),
         max_slots=recipe.policy.max_slots,
         context_length=recipe.policy.context_length,
         version=learner.version,
     )
     provider: SandboxProvider | None = None
+    teachers: Teachers | None = None
+    rewards = RewardMix()
     try:
-        if spec.box is not None:
+        rewards = open_rewards(recipe.rewards, score_s=recipe.rollout.score_s)
+        teachers = load_teachers(
+            recipe.teachers,
+            policy,
+            algorithm,
+            context_length=recipe.policy.context_length,
+            temperature=recipe.sampling.temperature,
+        )
+        if any(source.spec.box is not None for source in sources):
             provider = _open_provider(recipe)
-        house = House(engine, policy.chat, provider, recipe.rollout, recipe.sampling)
+        house = House(
+            engine, policy.chat, provider, recipe.rollout, recipe.sampling, recipe.compaction, rewards=rewards
+        )
         # Only now: a mistake in the recipe must not leave a run behind that neither starts nor resumes.
         checkpoint.prepare_directory(directory, recipe, resume=resume)
         with (
@@ -129,12 +152,15 @@ async def train(recipe: Recipe, directory: Path, *, resume: bool, on_event: OnEv
         ):
             store.recover(step=learner.step_count, version=learner.version)
             site = _Site(
-                recipe, directory, spec, policy, learner, engine, provider, house, store, log,
+                recipe, directory, sources, policy, learner, engine, provider, teachers, house, store, log,
                 _fan_out(log, on_event), learner.version, thread,
             )  # fmt: skip
             await _run(site)
     finally:
         await engine.close()
+        await rewards.close()
+        if teachers is not None:
+            await teachers.close()
         if provider is not None:
             await provider.close()
 
@@ -149,6 +175,7 @@ async def _run(site: _Site) -> None:
             await _learn(site, total, stop)
         await _evaluate(site, "after", stop)
     await site.compute(site.log.plot)
+    checkpoint.mark_finished(site.directory, site.recipe, site.learner.step_count)
 
 
 async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
@@ -159,31 +186,32 @@ async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
     def on_event(event: Event) -> None:
         if isinstance(event, RolloutFinished):
             window.add(event)
+            if site.teachers is not None:
+                site.teachers.submit(event.trajectory)
         site.on_event(event)
 
     fleet = Fleet(
-        site.spec,
+        task_stream(site.sources, recipe.seed, skip=store.counts().issued // learner.algorithm.group_size),
         site.house,
         store,
-        _task_indices(
-            site.spec.tasks.size("train"), recipe.seed, skip=store.counts().issued // learner.algorithm.group_size
-        ),
         recipe.fleet,
         batch_size=recipe.trainer.batch_size,
         group_size=learner.algorithm.group_size,
         seed=recipe.seed,
         on_event=on_event,
+        play=demonstrate if learner.algorithm.demonstrates else run_trajectory,
     )
     fleet.start()
     try:
         while learner.step_count < total:
             batch = await _unless_stopped(fleet.take(version=site.version), stop)
-            if learner.step_count == 0:
+            batch, scores, teacher_metrics = await _unless_stopped(_teach(site, batch), stop)
+            if learner.step_count == 0 and not learner.algorithm.demonstrates:
                 await _parity(site, batch)
             ids = [trajectory.id for trajectory in batch]
             batch_numbers = batch_metrics(batch, site.version)
             await asyncio.to_thread(store.begin_step, ids, learner.step_count + 1)
-            report = await site.compute(learner.step, batch)
+            learned = await site.compute(learner.step, batch, scores)
             if learner.version > site.version:
                 tensors = await site.compute(learner.weights)
                 site.version = await site.engine.switch(Weights(learner.version, tensors=tensors))
@@ -191,10 +219,10 @@ async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
                     raise GlmgymError(f"published version {learner.version}; the engine acknowledged {site.version}")
             if learner.step_count % recipe.trainer.save_every == 0 or learner.step_count == total:
                 await _save(site)
-            await asyncio.to_thread(store.consume, ids, version=site.version, trained=report.trained)
+            await asyncio.to_thread(write_credit, store.path.parent, learner.step_count, learned.advantages)
+            await asyncio.to_thread(store.consume, ids, version=site.version, trained=learned.trained)
             await fleet.freed()
-            fleet_numbers = {"fleet/live": float(fleet.num_live), "fleet/stale_total": float(fleet.num_stale)}
-            numbers = {**batch_numbers, **report.metrics, **window.drain(), **fleet_numbers}
+            numbers = {**batch_numbers, **teacher_metrics, **learned.metrics, **window.drain(), **fleet.numbers()}
             site.on_event(StepFinished(learner.step_count, numbers))
     except Interrupted:
         if learner.step_count % recipe.trainer.save_every:
@@ -205,15 +233,16 @@ async def _learn(site: _Site, total: int, stop: asyncio.Event) -> None:
 
 
 async def _evaluate(site: _Site, label: str, stop: asyncio.Event) -> None:
-    episodes = min(site.recipe.eval.episodes, site.spec.tasks.size("heldout"))
+    specs = [source.spec for source in site.sources]
+    episodes = sum(share_out(site.recipe.eval.episodes, specs))
     if not episodes or site.log.has_evaluation(label):
         return
     site.on_event(EvaluationStarted(label, episodes))
     result = await _unless_stopped(
-        evaluate(
-            site.spec,
+        evaluate_mixture(
+            specs,
             site.house,
-            num_tasks=episodes,
+            num_tasks=site.recipe.eval.episodes,
             seed=site.recipe.seed,
             max_live=site.recipe.fleet.max_live,
             on_finished=lambda trajectory: site.on_event(EpisodeEvaluated(trajectory)),
@@ -221,6 +250,31 @@ async def _evaluate(site: _Site, label: str, stop: asyncio.Event) -> None:
         stop,
     )
     site.on_event(EvaluationFinished(label, result.summary()))
+
+
+async def _teach(
+    site: _Site, batch: list[Trajectory]
+) -> tuple[list[Trajectory], Mapping[tuple[str, int], TeacherScore], dict[str, float]]:
+    """The part of a batch that has teachers' scores, the scores, and numbers about them; the rest is discarded.
+
+    Raises:
+        GlmgymError: no trajectory of the batch could be scored.
+    """
+    if site.teachers is None:
+        return batch, {}, {}
+    scored = await site.teachers.scores(batch)
+    taught = [trajectory for trajectory in batch if trajectory.id not in scored.failures]
+    if not taught:
+        failure = next(iter(scored.failures.values()))
+        raise GlmgymError(f"none of {len(batch)} trajectories could be scored by a teacher: {failure.message}")
+    for id, failure in scored.failures.items():
+        await asyncio.to_thread(site.store.discard, [id], f"teacher: {failure.message}")
+    await forget_discarded(site.teachers, site.store)
+    for checked in check_teachers(taught, scored.scores, bound=site.recipe.teachers.max_initial_kl):
+        if not site.log.has_teacher(checked.teacher):
+            site.on_event(checked)
+    numbers = {**teacher_numbers(taught, scored.scores), "teacher/failures": float(len(scored.failures))}
+    return taught, scored.scores, numbers
 
 
 async def _parity(site: _Site, batch: list[Trajectory]) -> None:
@@ -280,14 +334,6 @@ def _interrupts() -> Iterator[asyncio.Event]:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-
-
-def _task_indices(size: int, seed: int, *, skip: int) -> Iterator[int]:
-    """Every index of the training split once per pass, in an order fixed by the seed, from the ``skip``-th on."""
-    for number in itertools.count(skip // size):
-        order = np.random.default_rng([seed, number]).permutation(size)
-        first = skip % size if number == skip // size else 0
-        yield from (int(index) for index in order[first:])
 
 
 def _fan_out(*listeners: OnEvent) -> OnEvent:

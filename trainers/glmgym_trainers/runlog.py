@@ -1,8 +1,9 @@
-"""What a run leaves to read: ``metrics.jsonl``, TensorBoard events and ``learning_curve.png``. Fed by the events."""
+"""What a run leaves to read: ``metrics.jsonl``, TensorBoard events and two pictures. Fed by the events."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,13 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from glmgym.errors import GlmgymError
-from glmgym.events import EvaluationFinished, Event, ParityChecked, RolloutFinished, StepFinished
+from glmgym.events import EvaluationFinished, Event, ParityChecked, RolloutFinished, StepFinished, TeacherChecked
 from glmgym.metrics import Max, Mean, Metric, Sum, merge, values
-from glmgym.trajectory import Trajectory
+from glmgym.trajectory import SegmentEnd, Trajectory
 from glmgym_trainers.policy import replace_text
+from glmgym_trainers.reward_report import SUSPECT, component_metrics, draw_rewards, suspicions
+
+logger = logging.getLogger(__name__)
 
 
 class RunLog:
@@ -59,9 +63,7 @@ class RunLog:
     def _log(self, event: Event) -> None:
         match event:
             case StepFinished(step, metrics):
-                self._write({"event": "step", "step": step, **metrics})
-                for name, value in metrics.items():
-                    self._board.add_scalar(name, value, step)
+                self._step(step, metrics)
             case EvaluationFinished(label, summary):
                 step = self._last_step()
                 self._write({"event": "evaluation", "label": label, "step": step, **summary})
@@ -70,8 +72,15 @@ class RunLog:
                     self._board.add_scalar("eval/heldout_success", mean, step)
             case ParityChecked(largest, mean, tokens):
                 self._write({"event": "parity", "step": 0, "largest": largest, "mean": mean, "tokens": tokens})
+            case TeacherChecked(teacher, kl, tokens, bound):
+                row = {"event": "teacher", "step": self._last_step(), "teacher": teacher, "kl": kl, "tokens": tokens}
+                self._write({**row, "bound": bound, "is_far": event.is_far})
             case _:
                 pass
+
+    def has_teacher(self, teacher: str) -> bool:
+        """Whether a teacher's first distance from the student is written down."""
+        return any((row.get("event"), row.get("teacher")) == ("teacher", teacher) for row in self._rows)
 
     def has_evaluation(self, label: str) -> bool:
         """Of the policy as it is now: a run that was resumed to go further is evaluated again at its new end."""
@@ -79,8 +88,20 @@ class RunLog:
         return any((row.get("event"), row.get("label"), row.get("step")) == wanted for row in self._rows)
 
     def plot(self) -> None:
-        """Draw ``learning_curve.png`` from what was written."""
+        """Draw ``learning_curve.png`` and ``rewards.png`` from what was written."""
         draw_learning_curve(self._rows, self._directory / "learning_curve.png")
+        draw_rewards(self._rows, self._directory / "rewards.png")
+
+    def _step(self, step: int, metrics: Mapping[str, float]) -> None:
+        before: Mapping[str, Any] = next((row for row in reversed(self._rows) if row.get("event") == "step"), {})
+        row = {"event": "step", "step": step, **metrics}
+        flags = suspicions([*self._rows, row])
+        self._write({**row, **flags})
+        for name, value in {**metrics, **flags}.items():
+            self._board.add_scalar(name, value, step)
+        for name in (name for name, flag in flags.items() if flag > before.get(name, 0.0)):
+            component = name.removeprefix(SUSPECT)
+            logger.warning("update %d: reward %r rises while the outcome falls: see rewards.png", step, component)
 
     def _last_step(self) -> int:
         return max((row.get("step", 0) for row in self._rows), default=0)
@@ -121,22 +142,23 @@ def rollout_metrics(trajectory: Trajectory) -> dict[str, Metric]:
         "rollout/failures": Sum(float(failed)),
         "rollout/sampled_tokens": Sum(float(trajectory.num_sampled)),
         "rollout/turns": Mean(float(trajectory.num_turns)),
-        "rollout/context_tokens": Max(float(sum(len(segment) for segment in trajectory.segments))),
+        "rollout/context_tokens": Max(float(max(map(len, trajectory.segments), default=0))),
+        "rollout/compactions": Mean(float(sum(s.ended_by is SegmentEnd.COMPACTED for s in trajectory.segments))),
     }
     if not failed:
-        out["rollout/reward"] = Mean(trajectory.outcome.total())
+        out |= {"rollout/reward": Mean(trajectory.outcome.total()), **component_metrics(trajectory.outcome)}
     for name, seconds in trajectory.provenance.timings_s.items():
         out[f"rollout/{name}_s"] = Mean(seconds)
     return out
 
 
 def batch_metrics(batch: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """What an update at ``version`` is about to train on. Success is a total reward of at least 1."""
+    """What an update at ``version`` is about to train on. Success is an outcome, shaping left aside, of at least 1."""
     totals = [trajectory.outcome.total() for trajectory in batch]
     ages = [version - trajectory.oldest_version for trajectory in batch if trajectory.num_sampled] or [0]
     return {
         "batch/reward": float(np.mean(totals)),
-        "batch/success": float(np.mean([total >= 1.0 for total in totals])),
+        "batch/success": float(np.mean([trajectory.outcome.result() >= 1.0 for trajectory in batch])),
         "batch/staleness": float(np.mean(ages)),
         "batch/staleness_max": float(max(ages)),
         "batch/truncated": float(np.mean([trajectory.outcome.stop.is_truncated for trajectory in batch])),

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from glmgym.settings import Settings
+
+
+class TuningSettings(Settings):
+    """Which of the policy's weights train. The indexer of GLM-5's sparse attention never does."""
+
+    freeze: tuple[str, ...] = ()  # parts of the names of parameters that stay fixed, such as "mlp.gate." for routers
+    lora_rank: int = Field(default=0, ge=0)  # of low-rank adapters, which then train instead; 0 for none
+    lora_alpha: int = Field(default=16, ge=1)  # adapters count alpha / rank
+    lora_targets: tuple[str, ...] = ("self_attn", "mlp")  # parts of the names of linear layers that get an adapter
 
 
 class TrainerSettings(Settings):

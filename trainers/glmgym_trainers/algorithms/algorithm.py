@@ -38,12 +38,14 @@ class Forward:
     """What the policy says about a batch now: log-probs in nats of trained tokens, with gradient.
 
     ``old_logprobs`` are the trainer's own before the first update on this batch, without gradient. ``top_logprobs``
-    belong to the teacher's likeliest tokens (``Batch.teacher_top_ids``), over the whole vocabulary.
+    belong to the teacher's likeliest tokens (``Batch.teacher_top_ids``), over the whole vocabulary. ``version`` is the
+    policy's last published one.
     """
 
     logprobs: Tensor  # [B, T]
     old_logprobs: Tensor  # [B, T]
     top_logprobs: Tensor | None = None  # [N, k]
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +71,7 @@ class Algorithm(Protocol):
     value_warmup: int = 0  # first steps, in which the critic alone learns
     freeze: tuple[str, ...] = ()  # parts of the names of critic parameters that stay fixed
     uses_teacher: bool = False
+    demonstrates: bool = False  # whether the attempts are the oracle's instead of the policy's own
     teacher_top_k: int = 0  # of the teacher's likeliest tokens; 0 for none, -1 for the whole vocabulary
 
     def credit(self, group: Sequence[Trajectory], extra: Extra) -> list[Credit]:

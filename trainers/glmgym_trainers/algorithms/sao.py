@@ -6,32 +6,24 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
-from glmgym.errors import GlmgymError
 from glmgym.trajectory import Trajectory
-from glmgym_trainers.algorithms.algorithm import Algorithm, Extra, Forward, LossOut
+from glmgym_trainers.algorithms.actor_critic import ActorCritic, CriticSettings, prefix_values
+from glmgym_trainers.algorithms.algorithm import Extra, Forward, LossOut
 from glmgym_trainers.algorithms.band import BandSettings, band_loss
 from glmgym_trainers.batch import Batch
 from glmgym_trainers.credit import Credit, adaptive_lambda, critic_targets, skip_observation_gae, split_by_segment
-from glmgym_trainers.critic import FREEZE
 
 
-class SaoSettings(BandSettings):
+class SaoSettings(CriticSettings, BandSettings):
     """Published values where there are any (SAO, section 4.1, coding); the others are ours and say so."""
 
     name: Literal["sao"] = "sao"
-    gamma: float = Field(1.0, ge=0, le=1)  # not disclosed; ours
-    alpha: float = Field(1.5, gt=0)  # of the policy's adaptive lambda
-    critic_lam: float = Field(1.0, ge=0, le=1)  # lambda of the critic's targets
-    critic_updates: int = Field(2, ge=1)  # per policy update
-    value_warmup: int = Field(10, ge=0)  # steps in which the critic alone learns; whether the actor rests is ours
-    freeze: tuple[str, ...] = FREEZE  # parts of the names of critic parameters that stay fixed: attention
+    length: Literal["action", "response"] = "action"  # tokens the adaptive lambda counts: not disclosed; ours
     truncation: Literal["reward", "bootstrap"] = "reward"  # not disclosed; "bootstrap" adds the final prefix's value
 
 
-class Sao(Algorithm):
+class Sao(ActorCritic):
     """Skip-Observation GAE with a length-adaptive lambda for the policy, plain returns for the critic.
 
     A trajectory of several segments is one sequence of actions: the change of context between two segments is bridged
@@ -40,14 +32,10 @@ class Sao(Algorithm):
 
     Settings = SaoSettings
     name = "sao"
-    group_size = 1
-    uses_critic = True
 
     def __init__(self, settings: SaoSettings) -> None:
+        super().__init__(settings)
         self.settings = settings
-        self.critic_updates = settings.critic_updates
-        self.value_warmup = settings.value_warmup
-        self.freeze = settings.freeze
 
     def credit(self, group: Sequence[Trajectory], extra: Extra) -> list[Credit]:
         """Advantages and critic targets of every segment of every trajectory that has a reward and an action.
@@ -64,7 +52,7 @@ class Sao(Algorithm):
 
     def _of(self, trajectory: Trajectory, extra: Extra) -> list[Credit]:
         own, outcome, segments = self.settings, trajectory.outcome, trajectory.segments
-        prefixes = [_values(extra, trajectory, index) for index in range(len(segments))]
+        prefixes = [prefix_values(extra, trajectory, index) for index in range(len(segments))]
         values = np.concatenate([prefix[:-1] for prefix in prefixes])
         mask = np.concatenate([segment.sampled_mask for segment in segments])
         may_bootstrap = own.truncation == "bootstrap" and outcome.stop.is_truncated
@@ -72,17 +60,14 @@ class Sao(Algorithm):
         # The reward arrives at the very end, usually on an observation: the scan moves it back to the last action.
         rewards[-1] = 0.0 if may_bootstrap and not outcome.rewards else outcome.total()
         bootstrap = float(prefixes[-1][-1]) if may_bootstrap else 0.0
-        lam = adaptive_lambda(trajectory.num_sampled, own.alpha)
+        lam = adaptive_lambda(trajectory.num_sampled if own.length == "action" else _response(trajectory), own.alpha)
         advantages = skip_observation_gae(values, rewards, mask, gamma=own.gamma, lam=lam, bootstrap=bootstrap)
         targets = critic_targets(values, rewards, mask, gamma=own.gamma, lam=own.critic_lam, bootstrap=bootstrap)
         pairs = zip(split_by_segment(advantages, segments), split_by_segment(targets, segments), strict=True)
         return [Credit(trajectory.id, index, a, r) for index, (a, r) in enumerate(pairs)]
 
 
-def _values(extra: Extra, trajectory: Trajectory, index: int) -> NDArray[np.float32]:
-    values = extra.values.get((trajectory.id, index))
-    expected = len(trajectory.segments[index]) + 1
-    if values is None or len(values) != expected:
-        got = "none" if values is None else len(values)
-        raise GlmgymError(f"trajectory {trajectory.id} segment {index} needs {expected} prefix values, got {got}")
-    return values
+def _response(trajectory: Trajectory) -> int:
+    """Tokens from each segment's first sampled one to its end, observations included."""
+    masks = [segment.sampled_mask for segment in trajectory.segments]
+    return sum(len(mask) - int(mask.argmax()) for mask in masks if mask.any())

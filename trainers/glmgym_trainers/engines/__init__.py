@@ -1,12 +1,13 @@
-"""Engines that need torch: the embedded continuous-batching engine for one machine."""
+"""Engines that need torch: the embedded continuous-batching engine for one machine, and the scorer of teachers."""
 
 from __future__ import annotations
 
 from glmgym.chat import Chat
+from glmgym_trainers.engines.prefill import PrefillScorer
 from glmgym_trainers.engines.torch_engine import TorchEngine
 from glmgym_trainers.policy import load_policy
 
-__all__ = ["TorchEngine", "open_engine"]
+__all__ = ["PrefillScorer", "TorchEngine", "open_engine"]
 
 
 def open_engine(policy: str, *, context_length: int = 2048, max_slots: int = 48) -> tuple[TorchEngine, Chat]:

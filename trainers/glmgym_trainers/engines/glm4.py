@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
+from glmgym.engine import TopScores
 from glmgym.errors import ConfigError, EngineFailure
+from glmgym_trainers.engines.top_scores import score_states
 
 # (layer, q [N, heads, D], k [N, kv_heads, D], v [N, kv_heads, D]) -> [N, heads, D]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -106,15 +108,12 @@ class Glm4Decoder:
         """[N, V] float32."""
         return linear(hidden, self._head)
 
-    def score(self, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """[T-1] log-probs in nats of ``token_ids[1:]`` ([T] int64), each given everything before it."""
+    def score(self, token_ids: Tensor, temperature: float = 1.0, k: int = 0) -> TopScores:
+        """What this model says about ``token_ids`` ([T] int64); a [T, V] tensor never exists unless k asks for it."""
         hidden = self.hidden(token_ids[:-1], torch.arange(len(token_ids) - 1), self._attend_causally)
-        # In blocks, so that a [T, V] tensor never exists.
-        blocks = [
-            torch.log_softmax(self.logits(states) / temperature, dim=-1).gather(1, targets[:, None])[:, 0]
-            for states, targets in zip(hidden.split(256), token_ids[1:].split(256), strict=True)
-        ]
-        return torch.cat(blocks)
+        return score_states(
+            hidden, token_ids[1:], self.logits, vocab_size=self.vocab_size, temperature=temperature, k=k
+        )
 
     def _attend_causally(self, _layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -150,7 +149,7 @@ class Glm4Decoder:
         logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
         model.train(training)
         theirs = torch.log_softmax(logits, dim=-1).gather(1, token_ids[1:, None])[:, 0]
-        gap = float((theirs - self.score(token_ids)).abs().max())
+        gap = float((theirs - torch.from_numpy(self.score(token_ids).logprobs)).abs().max())
         if not gap <= TOLERANCE:
             raise ConfigError(f"this glm4 variant is not supported: log-probs differ from transformers' by {gap:.2g}")
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glmgym.engine import Finish, GenerateParams, Generation
+from glmgym.engine import Finish, GenerateParams, Generation, TopScores
 from glmgym.errors import EngineFailure
 from glmgym_trainers.engines.glm4 import Glm4Decoder
 from glmgym_trainers.engines.kv_cache import KVCache, Run, run_positions
@@ -139,9 +139,8 @@ class Scheduler:
             self._recompute()
         return version
 
-    def score(self, token_ids: Sequence[int], temperature: float) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = self._decoder.score(torch.tensor(token_ids), temperature).numpy()
-        return scores
+    def score(self, token_ids: Sequence[int], temperature: float, k: int) -> TopScores:
+        return self._decoder.score(torch.tensor(token_ids), temperature, k)
 
     def _find(self, session: str) -> Request | None:
         return next((r for r in (*self._running.values(), *self._pending) if r.session == session), None)

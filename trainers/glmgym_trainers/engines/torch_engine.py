@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from glmgym.engine import GenerateParams, Generation, PromptTooLong, Weights
+from glmgym.engine import GenerateParams, Generation, PromptTooLong, TopScores, Weights
 from glmgym.errors import ConfigError, EngineFailure, boundary
 from glmgym_trainers.engines.glm4 import Glm4Decoder
 from glmgym_trainers.engines.scheduler import EngineStats, Request, Scheduler
@@ -107,10 +107,13 @@ class TorchEngine:
             raise
 
     async def score(self, token_ids: Sequence[int], *, temperature: float = 1.0) -> NDArray[np.float32]:
+        return (await self.score_top(token_ids, 0, temperature=temperature)).logprobs
+
+    async def score_top(self, token_ids: Sequence[int], k: int, *, temperature: float = 1.0) -> TopScores:
         ids = self._checked(token_ids)
         if len(ids) > self._context_length:
             raise PromptTooLong(f"{len(ids)} tokens to score do not fit the context of {self._context_length}")
-        return await self._call("score", lambda: self._scheduler.score(ids, temperature))
+        return await self._call("score", lambda: self._scheduler.score(ids, temperature, k))
 
     async def switch(self, weights: Weights) -> int:
         return await self._call(
