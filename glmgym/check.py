@@ -37,6 +37,11 @@ class Episode:
     def total(self) -> float:
         return sum(reward.weight * reward.value for reward in self.rewards)
 
+    @property
+    def outcome(self) -> float:
+        """What an evaluation would score: without shaping."""
+        return sum(reward.weight * reward.value for reward in self.rewards if not reward.shaping)
+
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
@@ -145,8 +150,8 @@ async def _check_task(spec: EnvSpec, task: Task, provider: SandboxProvider | Non
             first, second = (episode.total for episode in pair)
             if abs(first - second) > _TOLERANCE:
                 problems.append(f"{task.id}: {name} scored {first:g}, then {second:g} for the same turns")
-            elif abs(first - expected) > _TOLERANCE:
-                problems.append(f"{task.id}: {name} scored {first:g}, not {expected:g}")
+            elif abs(pair[0].outcome - expected) > _TOLERANCE:
+                problems.append(f"{task.id}: {name} scored {pair[0].outcome:g}, not {expected:g}")
     except BoundaryFailure as failure:
         problems.append(f"{task.id}: an episode broke ({failure.origin}): {failure}")
     except ConfigError as error:

@@ -11,7 +11,6 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-
 _MOST_LISTED = 20  # names in a hint
 
 

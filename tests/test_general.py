@@ -60,7 +60,7 @@ async def test_each_part_of_the_score_is_its_own_rule(
         "courtesy": ends,
         "brevity": brief,
     }
-    assert episode.total == pytest.approx(0.7 * correct + 0.1 * (begins + ends + brief))
+    assert episode.total == pytest.approx(1.0 * correct + 0.1 * (begins + ends + brief))
 
 
 async def test_style_is_shaping_and_the_answer_is_the_outcome() -> None:

@@ -39,7 +39,7 @@ def _task(key: str = "sea", file: str = "a.txt", **files: str) -> Task:
     return Task("t", "", data, family="files")
 
 
-TWO = _task(a="oak elm\nsea fig\nb.txt\n", b="hay rye\ncow\n")
+TWO = _task(a="oak elm\nsea fig\nb.txt\n", b="hay rye\nend cow\n")
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -54,14 +54,15 @@ def test_the_facts_of_the_answer_are_at_both_ends_of_the_chain(length: int) -> N
         assert len(found) == 1
         where[found[0]] += 1
         assert f"{haul.key} {haul.value}" in lines[found[0]]
-        assert [text[-1] for text in lines] == [*haul.chain[1:], haul.end]
+        assert [text[-1] for text in lines] == [*haul.chain[1:], f"end {haul.end}"]
         assert haul.value != haul.end
         decoys = [text for name, text in haul.files.items() if name not in haul.chain]
         assert len(decoys) == 2
         for text in decoys:
             (line,) = [line for line in text if line.startswith(f"{haul.key} ")]
             assert line != f"{haul.key} {haul.value}"
-            assert text[-1] not in (haul.end, *haul.chain)
+            assert text[-1].startswith("end ")
+            assert text[-1] != f"end {haul.end}"
     assert where.keys() == {0, 1}
     assert min(where.values()) >= 15  # of 60, 30 expected
 
@@ -118,10 +119,10 @@ def test_the_oracle_reads_its_answer_off_the_observations(length: int) -> None:
         (["oak elm\nsea fig\nb.txt"], "sea fig next b.txt"),
         (["oak elm\nb.txt"], "next b.txt"),  # not seen yet: nothing to say about it
         (["sea fig next b.txt", "hay rye\nc.txt"], "sea fig next c.txt"),  # from an earlier summary
-        (["sea fig next b.txt", "hay rye\ncow"], "sea fig end cow"),
+        (["sea fig next b.txt", "hay rye\nend cow"], "sea fig end cow"),
         (["sea elm next b.txt", "sea fig\nc.txt"], "sea fig next c.txt"),  # what is in sight is no memory
-        (["next b.txt", "hay sea\nfig sea\ncow"], "end cow"),  # as a value it is not the key
-        (["next b.txt", "sea\nc.txt"], "next c.txt"),  # nor is an end word
+        (["next b.txt", "hay sea\nfig sea\nend cow"], "end cow"),  # as a value it is not the key
+        (["next b.txt", "hay rye\nend sea"], "end sea"),  # nor is it as the end word
     ],
 )
 def test_a_summary_holds_the_fact_and_the_place(seen: list[str], expected: str) -> None:

@@ -144,7 +144,7 @@ def test_a_policy_that_dodges_compaction_stops_the_experiment(tmp_path: Path, ca
 SMALL: dict[str, tuple[list[str], dict[str, Any]]] = {
     "compaction": (
         ["full", "masked", "segment-mean", "no-factor"],
-        {"warm_steps": (4, 4, 2), "critic_batches": 1, "steps": 2, "batch_size": 8, "eval_every": 1},
+        {"warm_steps": (4, 4, 2), "critic_batches": 1, "steps": 2, "batch_size": 8, "eval_every": 1, "probes": 2},
     ),
     "sao-vs-grpo": (
         ["sao", "running-mean", "grpo-async", "grpo-sync"],

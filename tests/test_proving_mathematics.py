@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from glmgym.trajectory import Outcome, Reward, Segment, Span, SpanKind, Stop, Trajectory
 from glmgym_trainers.algorithms import Extra, Forward
 from glmgym_trainers.batch import Batch, collate, rows_of
+from glmgym_trainers.learner import Learner
 from glmgym_trainers.proving.arrivals import Attempt, Update, in_step, latencies, on_completion
 from glmgym_trainers.proving.baselines import RunningMeanRl, RunningMeanSettings
 from glmgym_trainers.proving.experiments.critic import attainable_variance
@@ -23,7 +25,8 @@ from glmgym_trainers.proving.experiments.skip_observation import Recursion, Recu
 from glmgym_trainers.proving.games.families import CountRules
 from glmgym_trainers.proving.games.hop import HopRules
 from glmgym_trainers.proving.gpt import Shape, TinyGpt
-from glmgym_trainers.proving.practice import Dealer, mean_weights
+from glmgym_trainers.proving.gradients import agreement, policy_gradient
+from glmgym_trainers.proving.practice import Dealer, mean_weights, new_learner
 from glmgym_trainers.proving.teaching import divergence, teach
 from glmgym_trainers.proving.words import VOCABULARY
 from glmgym_trainers.reductions import weigh
@@ -216,6 +219,39 @@ def test_weights_are_averaged(pair: tuple[TinyGpt, TinyGpt]) -> None:
     name = "base_model.norm.weight"
     first, second = (model.state_dict()[name] for model in pair)
     torch.testing.assert_close(mean_weights(pair)[name], (first + second) / 2)
+
+
+def test_agreement_is_the_mean_cosine_of_all_pairs() -> None:
+    """Two that agree, one across: 1, 0 and 0."""
+    east, north = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 2.0])
+    assert agreement([east, 2 * east, north]) == pytest.approx(1 / 3)
+    assert agreement([east, -east]) == pytest.approx(-1.0)
+
+
+def test_a_small_step_against_the_gradient_lowers_the_loss_by_its_square(pair: tuple[TinyGpt, TinyGpt]) -> None:
+    """And asking for the gradient moves nothing."""
+    played = Dealer((CountRules(spare=0, noise=0),), 3).rollouts(pair[0], 24)
+    rewarded = [
+        replace(each, outcome=Outcome(Stop.DONE, (Reward("success", float(n % 2)),))) for n, each in enumerate(played)
+    ]
+
+    def loss(learner: Learner) -> float:
+        credits = RunningMeanRl(RunningMeanSettings.model_validate({})).credit(rewarded, Extra())
+        batch = collate(weigh(rows_of(rewarded, credits), "token_mean"))
+        with torch.no_grad():
+            weighted = learner.actor.logprobs(batch) * batch.advantages * batch.weights
+        return -float(weighted[batch.trained_mask].double().sum())
+
+    learner = new_learner(pair[0], RunningMeanRl(RunningMeanSettings.model_validate({"objective": "none"})), lr=1e-3)
+    before = learner.weights()
+    gradient = policy_gradient(learner, rewarded)
+    assert all(torch.equal(before[name], now) for name, now in learner.weights().items())
+    start, size = loss(learner), 1e-3 / float(gradient.norm())
+    with torch.no_grad():
+        parts = gradient.split([parameter.numel() for parameter in learner.actor.parameters()])
+        for parameter, part in zip(learner.actor.parameters(), parts, strict=True):
+            parameter -= size * part.view_as(parameter)
+    assert loss(learner) - start == pytest.approx(-size * float(gradient.square().sum()), rel=0.05)
 
 
 def test_attainable_variance_is_that_between_levels() -> None:

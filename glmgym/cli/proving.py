@@ -72,7 +72,7 @@ def _show(console: Console, name: str, proven: Any) -> None:
     heading, *rows = proven.table
     table = Table(box=None, header_style="bold", title=name, title_justify="left", title_style="bold")
     for column in heading:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column == "arm", overflow="fold")
     for row in rows:
         table.add_row(*(cell.strip("`") for cell in row))
     console.print(table)

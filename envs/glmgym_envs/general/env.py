@@ -15,7 +15,7 @@ from glmgym.settings import Settings, parse_settings
 from glmgym.toolenv import ToolEnv
 from glmgym.trajectory import Reward
 
-CORRECT_WEIGHT = 0.7
+CORRECT_WEIGHT = 1.0
 STYLE_WEIGHT = 0.1  # of each of format, courtesy and brevity
 
 
@@ -36,7 +36,7 @@ class General(ToolEnv):
     system = "Reply as you are asked to."
 
     async def score(self, view: ScoreView) -> tuple[Reward, ...]:
-        """``correct``, and the shaping components ``format``, ``courtesy`` and ``brevity``: 0 or 1 each, 1 in all."""
+        """``correct``, and the shaping components ``format``, ``courtesy`` and ``brevity``, 0 or 1 each."""
         data, reply = read_data(view.task), view.answer
         words = re.findall(r"\w+", reply.lower())
         said = tuple(word for word in words if word in data.choices)

@@ -15,7 +15,7 @@ from glmgym_envs.terminal.env import Terminal, read_data
 class LongHaul(Terminal):
     """Follow a chain of files too long for the context; the answer needs a fact of its start and one of its end."""
 
-    max_observation_chars = 160  # a file has up to 135; a listing of all of them is cut
+    max_observation_chars = 160  # a file has up to 138; a listing of all of them is cut
 
     _commands_left: int
 

@@ -55,7 +55,7 @@ class Hauler:
         if at.endswith(".txt"):
             return self._call("cmd", slip.name(at))
         value = _value(self._key, self._seen) or slip.rng.choice(WORDS)
-        return assistant(f"{slip.choose(value, _values(observation))} {at}")
+        return assistant(f"{slip.choose(value, _values(observation))} {at.split()[1]}")
 
     def summarize(self, observation: str) -> str:
         """The summary at this point, after ``observation``; everything older is forgotten but for what it says.
@@ -125,12 +125,13 @@ def rehearse(task: Task, hauler: Hauler) -> Iterator[Message]:
 
 
 def _where(observation: str) -> str:
+    """The last line: the next file, or the end."""
     return observation.rsplit("\n", 1)[-1]
 
 
 def _next(seen: Sequence[str]) -> str:
     at = _where(seen[-1])
-    return f"next {at}" if at.endswith(".txt") else f"end {at}"
+    return f"next {at}" if at.endswith(".txt") else at
 
 
 def _value(key: str, seen: Sequence[str]) -> str | None:

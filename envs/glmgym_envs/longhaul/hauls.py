@@ -1,6 +1,6 @@
 """The tasks of ``longhaul``: what a haul looks like and what makes it long. Owned here: sizes, and why none is shorter.
 
-A file holds pairs of words, one pair a line; its last line names the next file, or is the end word in the last one.
+A file holds pairs of words, one pair a line; its last line names the next file, or says the end word in the last one.
 The wanted pair is in the first or the second file and its key stands in no other line of the chain; the end word is in
 the last file. So the first fact is read before a small context is full and asked for after it was cut: with
 ``CONTEXT_TOKENS`` and ``COMPACTION``, once in a chain of four files, twice in five or six, three times in seven.
@@ -22,7 +22,7 @@ EARLY = 2  # the wanted pair is in one of this many first files
 PAIRS = (11, 13)  # fewest and most pairs of a file: about 40 to 46 tokens of a tokenizer that has the words
 DECOYS = 2  # files outside the chain, each with another value for the wanted key, so that a search for it is no way
 SPARE_TURNS = 4  # beyond one per file and the answer; malformed calls take them, commands can not
-CONTEXT_TOKENS = 352  # holds three files, never four; for a tokenizer that has the words
+CONTEXT_TOKENS = 352  # with this reserve the first summary is due after the third file; if words are single tokens
 COMPACTION = CompactionSettings(
     reserve_tokens=110,
     max_compactions=3,
@@ -81,7 +81,7 @@ def draw(length: int, rng: random.Random) -> Haul:
     wanted[rng.randrange(len(wanted))] = f"{key} {value}"
     for name in decoys:
         lines[name][rng.randrange(len(lines[name]))] = f"{key} {rng.choice([word for word in words if word != value])}"
-    last_lines = dict(zip([*chain, *decoys], [*chain[1:], *ends], strict=True))
+    last_lines = dict(zip([*chain, *decoys], [*chain[1:], *(f"end {end}" for end in ends)], strict=True))
     return Haul(tuple(chain), {name: [*lines[name], last_lines[name]] for name in names}, key, value, ends[0])
 
 

@@ -72,6 +72,7 @@ class Panel:
     y: str
     x_label: str
     y_label: str
+    x_max: float | None = None  # where the axis ends, if one arm would stretch it
 
 
 Run = Callable[[Any, str, int, Cache], Record]  # settings, arm, seed, cache

@@ -32,6 +32,8 @@ def draw(experiment: Experiment, results: Results, path: Path) -> None:
             low, high = [[m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1)]
             axis.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        if panel.x_max is not None:
+            axis.set_xlim(right=panel.x_max)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.suptitle(experiment.name)

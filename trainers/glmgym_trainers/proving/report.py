@@ -104,7 +104,8 @@ def _cell(values: Sequence[float]) -> str:
     if not values:
         return "-"
     found = interval(values)
-    return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if found.count > 1 else "")
+    digits = 3 if abs(found.mean) < 10 else 0
+    return f"{found.mean:.{digits}f}" + (f" ± {found.half:.{digits}f}" if found.count > 1 else "")
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -239,8 +239,8 @@ EXPERIMENT = Experiment(
         "Experts that stay close to their common ancestor average well: in a pilot with 18 batches each and one "
         "manner for all, the plain average was the best merge. Longer reinforcement and manners of their own are the "
         "drift that the claim speaks of.",
-        "With 20 batches the student of distillation was still far from its teachers (normalised 0.26 by sampled tokens, "
-        "0.43 by likeliest ones, one seed); it has 40.",
+        "With 20 batches the student of distillation was still far from its teachers (normalised score 0.26 by "
+        "sampled tokens, 0.43 by the likeliest ones, one seed); it has 40.",
         "Distillation uses the experts, which cost trajectories of their own; `mix-rl-total` gets those as well.",
     ),
     settings=OpdMergeExperiment,

@@ -224,7 +224,7 @@ EXPERIMENT = Experiment(
         "mean_lag": "mean lag, versions",
     },
     panels=(
-        Panel("time", "success", "simulated time (median latency 1)", "success"),
+        Panel("time", "success", "simulated time (median latency 1)", "success", x_max=60.0),
         Panel("trajectories", "success", "trajectories", "success"),
         Panel("cpu_s", "success", "CPU s of rollouts and updates", "success"),
     ),

@@ -20,7 +20,7 @@ from glmgym_trainers.credit import Credit, adaptive_lambda, critic_targets, skip
 from glmgym_trainers.critic import score_prefixes
 from glmgym_trainers.losses import value_loss
 from glmgym_trainers.proving.cache import Cache, Weights
-from glmgym_trainers.proving.experiment import Arm, Claim, Experiment, Panel, Record, difference, level
+from glmgym_trainers.proving.experiment import Arm, Claim, Experiment, Panel, Record, difference, level, metric
 from glmgym_trainers.proving.games import turning
 from glmgym_trainers.proving.games.turning import TurningRules
 from glmgym_trainers.proving.gpt import TinyGpt
@@ -212,7 +212,13 @@ EXPERIMENT = Experiment(
             gate=True,
         ),
         Claim(
-            "The naive recursion does so less.",
+            "Under the naive recursion that credit says little about the outcome.",
+            "0.3 - size of the correlation, naive",
+            lambda records: 0.3 - abs(metric(records, "naive", "credit_correlation")),
+            gate=True,
+        ),
+        Claim(
+            "The two are far apart on the same rollouts.",
             "correlation, skip - naive",
             difference("credit_correlation", "skip", "naive"),
             above=0.3,
