@@ -65,7 +65,7 @@ SKILLS = (
     Skill(terminal.TERMINAL_BASICS, terminal.demonstrate, 24, 0.12),
     Skill(reasoning.REASONING_BASICS, reasoning.demonstrate, 24, 0.12),
     Skill(general.GENERAL_BASICS, general.demonstrate, 16, 0.15),
-    Skill(longhaul.LONGHAUL, longhaul.demonstrate, 8, 0.05),
+    Skill(longhaul.LONGHAUL, longhaul.demonstrate, 8, 0.03),
 )
 
 

@@ -152,7 +152,7 @@ SMALL: dict[str, tuple[list[str], dict[str, Any]]] = {
         | {"eval_every": 2.0, "trajectories": 64, "eval_trajectories": 32},
     ),
     "opd-merge": (
-        ["opd", "mix-rl", "average", "foreign-teacher"],
+        ["opd", "mopd-full", "mix-rl", "average", "foreign-top8"],
         {"warm_steps": (60, 40), "expert_steps": 10, "expert_batch": 32, "steps": 3, "batch_size": 9, "eval_every": 2}
         | {"hop": {"hops": (1, 1), "noise": 0, "err": 0.6}, "find": {"noise": 0, "err": 0.6}}
         | {"count": {"noise": 0, "err": 0.6}},

@@ -191,6 +191,10 @@ def test_a_teacher_that_is_the_student_has_nothing_to_say(pair: tuple[TinyGpt, T
         assert score.top_logprobs is not None
         assert score.top_ids.shape == (len(segment), 5)
         assert (np.diff(score.top_logprobs[1:]) <= 0).all()
+    assert all(
+        score.top_ids is not None and score.top_ids.shape[1] == len(VOCABULARY)
+        for score in teach(same, played, top_k=-1).values()
+    )
     assert divergence(student, same, played) == pytest.approx(0.0, abs=1e-6)
     assert divergence(student, both, played) > 0.1
 

@@ -28,7 +28,8 @@ def draw(experiment: Experiment, results: Results, path: Path) -> None:
                 continue
             xs, means, errors = zip(*line, strict=True)
             colour = COLOURS[number % len(COLOURS)]
-            axis.plot(xs, means, marker=".", color=colour, label=arm.name)
+            style = "-" if number < len(COLOURS) else "--"
+            axis.plot(xs, means, style, marker=".", color=colour, label=arm.name)
             low, high = [[m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1)]
             axis.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set(xlabel=panel.x_label, ylabel=panel.y_label)

@@ -22,7 +22,7 @@ def teach(
 
     Args:
         teachers: by domain; a trajectory of another domain is a KeyError, there is no default.
-        top_k: of the teacher's likeliest tokens to name at each position; 0 for none.
+        top_k: of the teacher's likeliest tokens to name at each position; 0 for none, -1 for the whole vocabulary.
     """
     scores = {}
     for domain in dict.fromkeys(each.domain for each in trajectories):
@@ -33,7 +33,7 @@ def teach(
         for key, tokens, row in zip(keys, ids, about, strict=True):
             row = row[: len(tokens)]
             chosen = row.gather(1, torch.from_numpy(tokens.astype(np.int64))[:, None])[:, 0]
-            best = row.topk(top_k) if top_k else None
+            best = row.topk(top_k if top_k > 0 else row.shape[1]) if top_k else None
             scores[key] = TeacherScore(
                 domain,
                 chosen.numpy(),

@@ -55,9 +55,9 @@ class OpdMergeExperiment(Settings):
     warm_steps: tuple[int, int] = (300, 150)  # without errors, with errors
     expert_steps: int = 60  # batches of reinforcement per expert
     expert_batch: int = 64
-    steps: int = 40  # batches of the student
+    steps: int = 60  # batches of the student
     batch_size: int = 63  # trajectories of the student, about a third from each family
-    top_k: int = 8
+    top_k: int = 8  # of the arms that see the teacher's likeliest tokens only
     lr: float = 1e-3
     eval_every: int = 10
     eval_episodes: int = 500  # of each family
@@ -158,11 +158,11 @@ def run(own: OpdMergeExperiment, arm: str, seed: int, cache: Cache) -> Record:
         steps = own.steps + extra // own.batch_size
         weights = _reinforced(own, student, own.games, seed=seed, steps=steps, batch=own.batch_size)
         return Record(measure(with_weights(weights)) | {"trajectories": float(steps * own.batch_size)})
-    if not arm.endswith("-teacher"):
+    if arm in ("opd", "mopd-full", "mopd-top8"):
         return _distilled(own, arm, student, experts, own.games, measure, seed)
     family = _family(own.games[0])
     teacher = experts[family]
-    if arm == "foreign-teacher":
+    if arm.startswith("foreign"):
         teacher = _expert(own, cache, "foreigner", _foreigner(own, cache), own.games[0], seed)
     return _distilled(own, arm, student, {family: teacher}, own.games[:1], measure, seed)
 
@@ -177,7 +177,8 @@ def _distilled(
     seed: int,
 ) -> Record:
     """The student after learning from its teachers on games of their families; the full divergence all along."""
-    algorithm: Algorithm = Mopd(MopdSettings.model_validate({"form": "topk", "k": own.top_k}))
+    k = own.top_k if arm.endswith("top8") else -1
+    algorithm: Algorithm = Mopd(MopdSettings.model_validate({"form": "topk", "k": k}))
     if arm == "opd":
         algorithm = Opd(OpdSettings.model_validate({}))
     learner = new_learner(student, algorithm, lr=own.lr)
@@ -215,8 +216,8 @@ def _family(rules: GameRules) -> str:
 
 def _stagnation(records: Records) -> float:
     """How many times more of the divergence is left with the foreign teacher than with the one of the same origin."""
-    left = {arm: metric(records, arm, "divergence_last") for arm in ("foreign-teacher", "same-origin-teacher")}
-    return left["foreign-teacher"] / left["same-origin-teacher"]
+    foreign, same = (metric(records, arm, "divergence_last") for arm in ("foreign", "same-origin"))
+    return foreign / same
 
 
 EXPERIMENT = Experiment(
@@ -229,32 +230,38 @@ EXPERIMENT = Experiment(
         "Three families (`hop`, `find`, `count`), one student that imitated demonstrators of all three, and one expert "
         "per family and seed: 60 batches of 64 single rollouts of reinforcement on its family alone. The families have "
         "conflicting manners: the student may begin an answer with any of three words, each family counts only its "
-        "own, and an expert, which never sees another family, makes its word a habit. Students learn from 40 batches "
+        "own, and an expert, which never sees another family, makes its word a habit. Students learn from 60 batches "
         "of 63 trajectories, a third of each family, each taught by its family's expert. The normalised score is 0 for "
         "the student as it was and 1 for the family's own expert, averaged over families. The full divergence is "
         "measured over the whole vocabulary on the student's own rollouts; the last value is a mean of three batches. "
-        "The two teacher arms distil `hop` alone. Warm starts are shared by all seeds; experts are not."
+        "The arms with one teacher distil `hop` alone. Warm starts are shared by all seeds; experts are not."
     ),
     tried=(
         "Experts that stay close to their common ancestor average well: in a pilot with 18 batches each and one "
         "manner for all, the plain average was the best merge. Longer reinforcement and manners of their own are the "
         "drift that the claim speaks of.",
         "With 20 batches the student of distillation was still far from its teachers (normalised score 0.26 by "
-        "sampled tokens, 0.43 by the likeliest ones, one seed); it has 40.",
+        "sampled tokens, 0.43 by the likeliest ones, one seed), and with 40 still rising (0.59); it has 60.",
+        "In the run with 40 batches top-k meant 8 of the 63 words, as in the pilot. On some seeds the full divergence "
+        "then rose again, to 2 nats (fall 1.7 ± 1.5): these teachers are nearly certain, their 8 likeliest words hold "
+        "all of their mass, but what the student puts on the other 55 has no gradient. With 32 words, or all, it fell. "
+        "So the gate is on sampled tokens and on the whole vocabulary, and 8 words are an arm that shows the trap.",
         "Distillation uses the experts, which cost trajectories of their own; `mix-rl-total` gets those as well.",
     ),
     settings=OpdMergeExperiment,
     quick={"expert_steps": 12, "steps": 12, "eval_every": 6, "eval_episodes": 400},
     arms=(
         Arm("opd", "sampled tokens, the teacher's log-prob minus the student's as the advantage (`Opd`)"),
-        Arm("mopd-topk", "divergence over the teacher's 8 likeliest tokens, with the correction term (`Mopd`)"),
+        Arm("mopd-full", "divergence over the whole vocabulary (`Mopd` with k = -1)"),
+        Arm("mopd-top8", "divergence over the teacher's 8 likeliest tokens, with the correction term (`Mopd`)"),
         Arm("mix-rl", "reinforcement on all families, as many trajectories as the student of distillation has"),
         Arm("mix-rl-total", "the same, with the experts' trajectories added"),
         Arm("average", "mean of the experts' weights"),
         Arm("arithmetic-0.5", "student plus 0.5 times the sum of the experts' differences"),
         Arm("arithmetic-1", "student plus the sum of the experts' differences"),
-        Arm("same-origin-teacher", "`hop` alone, top-k, from its expert"),
-        Arm("foreign-teacher", "`hop` alone, top-k, from an expert with other initial weights and another imitation"),
+        Arm("same-origin", "`hop` alone, whole vocabulary, from its expert"),
+        Arm("foreign", "the same from an expert with other initial weights and another imitation"),
+        Arm("foreign-top8", "as foreign, over the teacher's 8 likeliest tokens"),
     ),
     claims=(
         Claim(
@@ -265,9 +272,9 @@ EXPERIMENT = Experiment(
             gate=True,
         ),
         Claim(
-            "And by the teacher's likeliest tokens.",
-            "first divergence / last, mopd-topk",
-            level("divergence_fall", "mopd-topk"),
+            "And over the whole vocabulary.",
+            "first divergence / last, mopd-full",
+            level("divergence_fall", "mopd-full"),
             above=3.0,
             gate=True,
         ),
@@ -292,9 +299,14 @@ EXPERIMENT = Experiment(
             difference("norm", "opd", "arithmetic-0.5"),
         ),
         Claim(
-            "The teacher's likeliest tokens teach better than sampled ones.",
-            "normalised score, mopd-topk - opd",
-            difference("norm", "mopd-topk", "opd"),
+            "The teacher's whole distribution teaches better than sampled tokens.",
+            "normalised score, mopd-full - opd",
+            difference("norm", "mopd-full", "opd"),
+        ),
+        Claim(
+            "Too few of the teacher's likeliest tokens leave the student free elsewhere.",
+            "last divergence, mopd-top8 - mopd-full",
+            difference("divergence_last", "mopd-top8", "mopd-full"),
         ),
         Claim(
             "A foreign teacher stays farther away.",
@@ -305,7 +317,7 @@ EXPERIMENT = Experiment(
         Claim(
             "A foreign teacher gives less of its own success.",
             "recovered share, same origin - foreign",
-            difference("recovered", "same-origin-teacher", "foreign-teacher"),
+            difference("recovered", "same-origin", "foreign"),
         ),
     ),
     metrics={
