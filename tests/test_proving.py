@@ -158,7 +158,7 @@ SMALL: dict[str, tuple[list[str], dict[str, Any]]] = {
         | {"count": {"noise": 0, "err": 0.6}},
     ),
     "dis-stability": (
-        ["dis@0.001", "clip@0.001"],
+        ["narrow@0.001", "clip@0.001"],
         {"warm_steps": (20, 5), "steps": 3, "lag": 1, "batch_size": 8},
     ),
     "critic": (

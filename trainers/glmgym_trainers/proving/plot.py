@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from pathlib import Path
 
 from glmgym_trainers.proving.experiment import Experiment, Panel
@@ -22,14 +23,10 @@ def draw(experiment: Experiment, results: Results, path: Path) -> None:
     count = len(experiment.panels)
     figure, axes = plt.subplots(1, count, figsize=(5.4 * count, 4.2), dpi=110, squeeze=False)
     for panel, axis in zip(experiment.panels, axes[0], strict=True):
-        for number, arm in enumerate(experiment.arms):
-            line = _line(results, arm.name, panel)
-            if not line:
-                continue
+        lines = {arm.name: line for arm in experiment.arms if (line := _line(results, arm.name, panel))}
+        for colour, (name, line) in zip(cycle(COLOURS), lines.items(), strict=False):
             xs, means, errors = zip(*line, strict=True)
-            colour = COLOURS[number % len(COLOURS)]
-            style = "-" if number < len(COLOURS) else "--"
-            axis.plot(xs, means, style, marker=".", color=colour, label=arm.name)
+            axis.plot(xs, means, marker=".", color=colour, label=name)
             low, high = [[m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1)]
             axis.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set(xlabel=panel.x_label, ylabel=panel.y_label)
