@@ -39,6 +39,11 @@ class EnvSpec:
     max_turns: int = 16
     description: str = ""
 
+    @property
+    def suite(self) -> str:
+        """``"suite"`` of the id ``"suite/name-v0"``; empty for an environment by itself."""
+        return self.id.rpartition("/")[0]
+
 
 _environments: dict[str, EnvSpec] = {}
 _loaded: set[str] = set()  # entry points by name

@@ -99,6 +99,21 @@ def test_environments_are_listed_with_whole_ids(columns: int, monkeypatch: pytes
     assert "…" not in shown
 
 
+def test_a_suite_of_many_is_one_line_until_asked_for() -> None:
+    shown = CliRunner().invoke(app, ["envs"]).stdout
+    assert "reasoning-gym/*" in shown
+    assert "reasoning-gym/c" not in shown
+    some = CliRunner().invoke(app, ["envs", "reasoning-gym/c"]).stdout
+    assert "reasoning-gym/caesar_cipher-v0" in some
+    assert "terminal-basics" not in some
+
+
+def test_no_environment_of_that_name() -> None:
+    refused = glmgym("envs", "nothing-")
+    assert refused.returncode == 2
+    assert "no environment's id begins with 'nothing-'" in refused.stderr
+
+
 def test_a_new_environment_works_at_once(tmp_path: Path) -> None:
     made = glmgym("init", "env", "my_env", cwd=tmp_path)
     assert made.returncode == 0, made.stderr

@@ -261,15 +261,18 @@ def test_the_command_lists_the_experiments(monkeypatch: pytest.MonkeyPatch, caps
     assert all(name in said for name in EXPERIMENTS)
 
 
+@pytest.mark.parametrize("columns", [40, 200])
 def test_the_command_shows_a_finished_experiment_and_fails_on_an_open_gate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], copied: Path, cache: Path
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], copied: Path, cache: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(copied / "none"))
+    monkeypatch.setenv("COLUMNS", str(columns))
     settings = [word for key, value in TINY.items() for word in ("--set", f"{key}={_toml(value)}")]
     code = run_command(monkeypatch, "prove", NAME, "--seeds", 2, "--out", copied, *settings)
     said = capsys.readouterr().out
     assert code == (0 if "gate:" in said and _gates_hold(said) else 1)
-    assert "naive-observed" in said
+    assert ("see report.md" in said) == (columns == 40)
+    assert ("monte-carlo" in said) == (columns == 200)
     assert not (copied / "none").exists()  # nothing was made: all of it was there
 
 

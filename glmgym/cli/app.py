@@ -7,6 +7,7 @@ import json
 import os
 import tomllib
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,14 +117,23 @@ def evaluate_policy(
 
 
 @app.command()
-def envs() -> None:
+def envs(
+    prefix: Annotated[str, typer.Argument(help="Only ids that begin with this, such as reasoning-gym/.")] = "",
+) -> None:
     """List the registered environments."""
+    if not (chosen := [spec for spec in environments().values() if spec.id.startswith(prefix)]):
+        raise ConfigError(f"no environment's id begins with {prefix!r}; glmgym envs lists them")
     table = Table(box=None, header_style="bold")
     for name in ("id", "train", "held out", "box", "description"):
         table.add_column(name, no_wrap=name == "id", overflow="fold")
-    for spec in environments().values():
-        sizes = [f"{spec.tasks.size(split):,}" for split in ("train", "heldout")]
-        table.add_row(spec.id, *sizes, "yes" if spec.box else "no", spec.description)
+    for suite, specs in groupby(chosen, key=lambda spec: "" if prefix else spec.suite):
+        if suite:
+            count = sum(1 for _ in specs)
+            table.add_row(f"{suite}/*", "", "", "", f"{count} environments: glmgym envs {suite}/")
+            continue
+        for spec in specs:
+            sizes = [f"{spec.tasks.size(split):,}" for split in ("train", "heldout")]
+            table.add_row(spec.id, *sizes, "yes" if spec.box else "no", spec.description)
     console.print(table)
 
 

@@ -8,6 +8,7 @@ import platform
 import shutil
 import sqlite3
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -39,8 +40,14 @@ async def examine() -> list[Finding]:
         _extra("torch", "train", "training and the embedded engine", required=True),
         _extra("transformers", "train", "checkpoints", required=True),
         _extra("torch_npu", "npu", "Ascend NPU; glmgym has not been run on one yet", required=False),
-        Finding("environments", "ok", ", ".join(environments()) or "none registered"),
+        _environments(),
     ]
+
+
+def _environments() -> Finding:
+    count = Counter(f"{spec.suite}/*" if spec.suite else spec.id for spec in environments().values())
+    names = (name if not name.endswith("/*") else f"{name} ({number})" for name, number in count.items())
+    return Finding("environments", "ok", ", ".join(names) or "none registered")
 
 
 def _sqlite() -> Finding:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +14,7 @@ from rich.text import Text
 from glmgym.errors import ConfigError
 from glmgym.registry import load_component
 
+UNBOUND = 10_000  # columns: how wide a table would like to be
 STYLES = {"yes": "green", "no": "red", "inconclusive": "yellow"}
 
 
@@ -72,10 +74,14 @@ def _show(console: Console, name: str, proven: Any) -> None:
     heading, *rows = proven.table
     table = Table(box=None, header_style="bold", title=name, title_justify="left", title_style="bold")
     for column in heading:
-        table.add_column(column, no_wrap=column == "arm", overflow="fold")
+        table.add_column(column, no_wrap=column == "arm")
     for row in rows:
-        table.add_row(*(cell.strip("`") for cell in row))
-    console.print(table)
+        table.add_row(*(cell.strip("`").replace(" ", "") for cell in row))
+    if Measurement.get(console, console.options.update(max_width=UNBOUND), table).minimum <= console.width:
+        console.print(table)
+    else:
+        too_wide = Text(f"{name} (the table is wider than this window: see report.md)", style="bold")
+        console.print(too_wide, soft_wrap=True)
     for each in proven.judgements:
         found, claim = each.found, each.claim
         gate = "gate: " if claim.gate else ""

@@ -126,7 +126,7 @@ def register_generator(
         tasks=GeneratorTasks(generator, options or {}, train=train, heldout=heldout, seed=seed),
         oracle=oracle,
         max_turns=1,
-        description=f"Questions of reasoning-gym's {generator}, graded by the library.",
+        description="Questions of this generator, graded by its library.",
     )
 
 
