@@ -1,4 +1,4 @@
-"""Keep-recent-k: the conversation as a search agent may see it, old observations left out (GLM-5 report, section 4.2)."""
+"""Keep-recent-k: a conversation without the results of its older tool calls (GLM-5 report, section 4.2)."""
 
 from __future__ import annotations
 
