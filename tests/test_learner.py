@@ -158,6 +158,29 @@ def test_a_reset_optimiser_steps_like_a_fresh_one() -> None:
     assert _moved(kept, fresh.weights()) > 1e-4
 
 
+def test_a_falling_learning_rate_reaches_its_end_with_the_last_step() -> None:
+    falling = TrainerSettings(steps=4, lr=1e-2, lr_schedule="linear", lr_end=0.1)
+    assert [falling.lr_at(step) for step in range(6)] == pytest.approx([1e-2, 7e-3, 4e-3, 1e-3, 1e-3, 1e-3])
+    assert TrainerSettings(steps=1, lr=1e-2, lr_schedule="linear").lr_at(0) == 1e-2
+    assert TrainerSettings(steps=4, lr=1e-2).lr_at(3) == 1e-2
+
+
+def test_the_learning_rate_keeps_its_place_through_a_reset_of_the_optimiser_and_a_restart() -> None:
+    """GLM-5, section 4.1: moments go, the schedule stays. Adam's first step has the size of the learning rate."""
+    tuning = {"lr_schedule": "linear", "lr_end": 0.01, "steps": 2, "reset_optimizer": True}
+    first = _learner(_sao(), **tuning)
+    before = first.weights()
+    assert first.step(_batch()).metrics["optim/lr"] == 1e-2
+    assert _moved(first, before) == pytest.approx(1e-2, rel=0.01)
+    second = _learner(_sao(), **tuning)
+    second.actor.model.load_state_dict(first.weights())
+    second.load_state(copy.deepcopy(first.state()))
+    for learner in (first, second):
+        before = learner.weights()
+        assert learner.step(_batch()).metrics["optim/lr"] == pytest.approx(1e-4)
+        assert _moved(learner, before) == pytest.approx(1e-4, rel=0.05)
+
+
 def test_group_dis_trains_without_a_critic() -> None:
     learner = _learner(Dis(DisSettings(group_size=4, form="surrogate")))
     assert learner.critic is None

@@ -190,6 +190,9 @@ class Learner:
         if self.algorithm.uses_old_logprobs and len(shares) > 1:
             shares = [self._with_old_logprobs(share) for share in shares]
         sums: defaultdict[str, float] = defaultdict(float)
+        lr = self._settings.lr_at(self._policy_steps)
+        for parameters in self._actor_optimizer.param_groups:
+            parameters["lr"] = lr
         for share in shares:
             self._policy_update(weigh(share, self.algorithm.reduction), sums, parts)
         self._policy_steps += 1
@@ -199,7 +202,8 @@ class Learner:
                 self._actor_optimizer = self._optimizer(self.actor, self._settings.lr)
         loss, trained = sums.pop("policy/loss", 0.0), _num_trained(rows)
         numbers = {name: total / max(trained, 1) for name, total in sums.items()}
-        return {"policy/loss": loss / max(len(shares), 1), "policy/trained_tokens": float(trained), **numbers}
+        own = {"policy/loss": loss / max(len(shares), 1), "policy/trained_tokens": float(trained), "optim/lr": lr}
+        return own | numbers
 
     def _policy_update(self, rows: Sequence[Row], sums: dict[str, float], parts: list[Mapping[str, Metric]]) -> None:
         """One step of the policy on weighted rows. ``sums`` and ``parts`` are added to."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -23,7 +24,9 @@ class TrainerSettings(Settings):
     batch_size: int = 64  # trajectories per step
     minibatches: int = 1  # policy updates per step, each on its share of the batch's trajectories
     lr: float = 4e-4  # of the policy; ours, for models of half a million parameters
-    critic_lr: float = 2e-3  # ours
+    lr_schedule: Literal["constant", "linear"] = "constant"  # linear: falls evenly over the steps, to ``lr_end``
+    lr_end: float = Field(default=0.1, gt=0, le=1)  # the last step's share of ``lr``, under "linear"
+    critic_lr: float = 2e-3  # ours; constant
     betas: tuple[float, float] = (0.9, 0.98)  # slime's public GLM recipes
     weight_decay: float = 0.0  # decoupled, as in AdamW
     max_grad_norm: float = 1.0  # global L2 norm above which gradients are scaled down
@@ -71,3 +74,10 @@ class TrainerSettings(Settings):
         if not 0 < value < math.inf:
             raise ValueError("must be above 0")
         return value
+
+    def lr_at(self, step: int) -> float:
+        """The policy's learning rate in its step ``step``, counted from 0."""
+        if self.lr_schedule == "constant":
+            return self.lr
+        done = min(step / max(self.steps - 1, 1), 1.0)
+        return self.lr * (1 - (1 - self.lr_end) * done)
