@@ -60,3 +60,9 @@ def test_the_index_repeats_every_claim_with_its_verdict() -> None:
 def _number(claim: dict[str, Any]) -> str:
     low, high = claim["interval"]
     return f"{claim['mean']:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def test_the_readme_counts_the_gates() -> None:
+    gates = [claim for name in EXPERIMENTS for claim in results(name)["claims"] if claim["gate"]]
+    assert len(gates) == 8
+    assert "All eight gates hold." in (DOCS.parents[1] / "README.md").read_text()

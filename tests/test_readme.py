@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from glmgym.registry import load_file
 from glmgym_envs.terminal.families import FAMILIES
 from glmgym_sandboxes.bubblewrap import open_provider
 from glmgym_trainers.recipe import load_recipe
+from glmgym_trainers.stages import StagedRecipe, load
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -103,11 +105,30 @@ def test_the_figures_agree_with_each_other_and_with_the_recipe() -> None:
     recipe = load_recipe("quickstart")
     episodes = recipe.eval.episodes
     assert f"Success on {episodes} held-out tasks" in README
-    for _, before, after, low, high in rows:
-        for share in (before, after):
-            assert f"{round(float(share) * episodes) / episodes:.3f}" == share
-        interval = wilson(round(float(after) * episodes) / episodes, episodes)
-        assert [f"{bound:.3f}" for bound in interval] == [low, high]
+    for row in rows:
+        _check_figures(row[1:], episodes)
     updates = recipe.trainer.steps + recipe.algorithm.model_dump()["value_warmup"]
     assert f"{updates * recipe.trainer.batch_size:,} episodes" in README
     assert f"checkpoints/step-{updates:06d}/policy" in README
+
+
+def test_the_figures_of_the_other_recipes_are_possible_and_disjoint() -> None:
+    """Each row names a recipe that loads; its intervals before and after, both Wilson's, do not overlap."""
+    number = r"(0\.\d{3})"
+    rows = re.findall(rf"^\| `(\w+)` \|.*\| {number} \| {number} \({number} to {number}\) \|", README, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["grpo_icepop", "dis", "sao", "compaction", "opd", "mopd"]
+    for name, *figures in rows:
+        recipe = load(name)
+        last = recipe.stages[-1].recipe if isinstance(recipe, StagedRecipe) else recipe
+        episodes = last.eval.episodes
+        _check_figures(figures, episodes)
+        before, _, low, _ = map(float, figures)
+        assert wilson(before, episodes)[1] < low
+
+
+def _check_figures(figures: Sequence[str], episodes: int) -> None:
+    before, after, low, high = figures
+    for share in (before, after):
+        assert f"{round(float(share) * episodes) / episodes:.3f}" == share
+    interval = wilson(round(float(after) * episodes) / episodes, episodes)
+    assert [f"{bound:.3f}" for bound in interval] == [low, high]
