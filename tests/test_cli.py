@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from glmgym.cli import main
@@ -93,7 +94,7 @@ def test_without_a_command_the_commands_are_listed() -> None:
 
 @pytest.mark.parametrize("columns", [40, 60, 200])
 def test_environments_are_listed_with_whole_ids(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.modules["glmgym.cli.app"], "console", Console(width=columns))
     shown = CliRunner().invoke(app, ["envs"]).stdout
     assert "terminal-basics-v0" in shown
     assert "…" not in shown

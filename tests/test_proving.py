@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from glmgym.cli import main
 from glmgym.errors import ConfigError, UnknownName
@@ -266,7 +267,7 @@ def test_the_command_shows_a_finished_experiment_and_fails_on_an_open_gate(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], copied: Path, cache: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(copied / "none"))
-    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.modules["glmgym.cli.app"], "console", Console(width=columns))
     settings = [word for key, value in TINY.items() for word in ("--set", f"{key}={_toml(value)}")]
     code = run_command(monkeypatch, "prove", NAME, "--seeds", 2, "--out", copied, *settings)
     said = capsys.readouterr().out
