@@ -236,9 +236,9 @@ class Fleet:
             if not again:
                 break
             failed, job = job, await self._issue(job.spec, job.task, group_id)
+            del self._live[failed.id]  # at once: of the two, one is live
             self._num_retrying -= 1
             async with self._changed:
-                del self._live[failed.id]
                 self._changed.notify_all()  # take may have waited for the failed one alone
         async with self._changed:
             del self._live[job.id]

@@ -153,7 +153,7 @@ def test_conservation_admission_and_age_hold_at_every_step(
             counts = site.store.counts()
             assert counts.holds_law()
             assert counts.unfinished <= (max_staleness + 1) * batch_size
-            assert site.fleet.num_live <= max_live + 1  # a successor and the attempt it follows
+            assert site.fleet.num_live <= max_live
 
         async with running(
             make,
