@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from glmgym.errors import SandboxFailure
 
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5}")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 
 
@@ -31,20 +33,56 @@ class CommandError(SandboxFailure):
 class Limits:
     """Resource limits of one box. A backend that cannot enforce one says so in its ``limits_note``."""
 
-    memory_mb: int = 512
+    memory_mb: int = 512  # of all processes together, swap included
     pids: int = 128
-    disk_mb: int = 256
+    cpus: float = 1.0  # cores' worth of time
+    disk_mb: int = 256  # of each writable place
     output_bytes: int = 64 * 1024  # of each of stdout and stderr kept per command: head and tail
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """What a box may reach beyond its own loopback: nothing, unless named here.
+
+    ``services`` are ports of the driver's loopback; each is reached in the box as 127.0.0.1 with the same number.
+    ``hosts`` are ``"name:port"`` or, for all below a name, ``"*.name:port"``; they are reached through an HTTP proxy
+    that stands in ``http_proxy`` and ``https_proxy``. There is no other way out, so it cannot be gone around.
+
+    Raises:
+        ValueError: a port or a host is not of that form.
+    """
+
+    services: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for port in self.services:
+            if not 0 < port < 65536:
+                raise ValueError(f"network service {port!r}: a port is a number from 1 to 65535")
+        for host in self.hosts:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"network host {host!r}: write 'name:port' or '*.name:port'")
+
+    def __bool__(self) -> bool:
+        return bool(self.services or self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
 class BoxSpec:
-    """What box to open. ``image`` is "" for the backend's default root filesystem."""
+    """What box to open.
+
+    ``image`` is a name of ``glmgym image list`` (Docker also knows its engine's own), "" for the backend's default.
+    ``user`` runs the commands: a name or number in the image, never root unless asked for; "" for the backend's own.
+    A box writes to ``cwd`` and /tmp; the rest is read-only unless ``writable_root``.
+    """
 
     image: str = ""
     cwd: str = "/work"
     env: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    user: str = ""
+    writable_root: bool = False
+    network: Network = field(default_factory=Network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +156,46 @@ class Sandbox(Protocol):
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file, making parent directories."""
+        ...
+
+    async def put_tree(self, source: Path, path: str) -> None:
+        """Copy a directory of this machine to ``path`` in the box: files, directories and symlinks, with their modes.
+
+        What has the same names there is replaced, a directory is entered; the rest of ``path`` stays.
+
+        Raises:
+            BoxFileError: something in it is a device, pipe or socket, or it cannot be written in the box.
+        """
+        ...
+
+    async def get_tree(
+        self, path: str, target: Path, *, max_bytes: int = 256 * 1024 * 1024, max_files: int = 100_000
+    ) -> None:
+        """Copy a directory of the box to ``target``, which must not exist yet; streamed, so of any size.
+
+        What a box holds is hostile: only directories and regular files are taken, and nothing is left at ``target``
+        when the copy fails. Of the modes only the right to execute is kept; ``max_files`` counts directories too.
+
+        Raises:
+            BoxFileError: it is missing, or holds a symlink, device, pipe or socket, a name that would leave
+                ``target``, or more than the limits allow; the message names the first such path.
+        """
+        ...
+
+    async def fork(self, count: int = 1) -> list[Sandbox]:
+        """``count`` new boxes that start with the files this one has now; its processes are not copied.
+
+        Raises:
+            SandboxFailure: a sibling could not be started; none is left behind then.
+        """
+        ...
+
+    async def set_network(self, network: Network) -> None:
+        """Change what the box may reach from now on, as for its next phase; open connections it may not keep are cut.
+
+        Raises:
+            SandboxFailure: it names a service that the box was not opened with, or hosts for a box opened without any.
+        """
         ...
 
     async def shell(self) -> Shell: ...

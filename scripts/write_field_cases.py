@@ -1,4 +1,4 @@
-"""Brings the last column of ``docs/field_cases.md`` up to date: the tests whose docstrings cite each case.
+"""Brings the last column of ``docs/field_cases.md`` up to date: the tests and checks whose docstrings cite each case.
 
 The case's id, source and kind are written by hand; a cited case without a row is an error that names its tests.
 """
@@ -13,21 +13,35 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "field_cases.md"
+SOURCES = (ROOT / "tests", ROOT / "sandboxes" / "glmgym_sandboxes" / "selfcheck")
 
 
-def cited(tests: Path) -> dict[str, list[str]]:
-    """``file::test`` in alphabetical order, by the case id in the test's docstring."""
+def cited() -> dict[str, list[str]]:
+    """``file::test`` or ``selfcheck/file::check`` in alphabetical order, by the case id in its docstring."""
     found: dict[str, set[str]] = defaultdict(set)
-    for path in sorted(tests.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-                for case in re.findall(r"\b([TPOSXHE]\d)\b", ast.get_docstring(node) or ""):
-                    found[case].add(f"{path.name}::{node.name}")
+    for source in SOURCES:
+        is_package = source.name != "tests"
+        for path in sorted(source.glob("*.py")):
+            file = f"{source.name}/{path.name}" if is_package else path.name
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+                    _is_check(node) if is_package else node.name.startswith("test")
+                ):
+                    for case in re.findall(r"\b([TPOSXHE]\d)\b", ast.get_docstring(node) or ""):
+                        found[case].add(f"{file}::{node.name}")
     return {case: sorted(names) for case, names in found.items()}
 
 
+def _is_check(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """True for a rule of the sandboxes' self-check, which our tests run over each backend."""
+    return any(
+        isinstance(made_by, ast.Call) and isinstance(made_by.func, ast.Name) and made_by.func.id == "check"
+        for made_by in function.decorator_list
+    )
+
+
 def main() -> int:
-    tests = cited(ROOT / "tests")
+    tests = cited()
     table, *rest = PAGE.read_text().split("## Sandbox hazards")
     lines = table.splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("|")) + 2

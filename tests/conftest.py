@@ -6,8 +6,11 @@ import asyncio
 import os
 
 import pytest
+from docker_engine import docker_base, docker_works, private_engine
 
 from glmgym_sandboxes.bubblewrap import probe
+
+__all__ = ["docker_base", "docker_works", "private_engine"]  # fixtures of docker_engine.py
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,8 @@ from glmgym.cli import main
 from glmgym.cli.app import app
 from glmgym.errors import ConfigError
 
-COMMANDS = ["train", "eval", "envs", "init", "init env", "check", "inspect", "verify", "doctor"]
+COMMANDS = ["train", "eval", "envs", "init", "init env", "check", "inspect", "verify", "doctor", "gc"]
+COMMANDS += ["image build", "image import", "image list", "sandbox self-check"]
 
 
 def glmgym(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -79,10 +79,10 @@ def test_the_table_of_commands_is_the_command_line() -> None:
         parameters = commands[words].params
         options = {name for parameter in parameters for name in parameter.opts if name.startswith("--")}
         required = [parameter for parameter in parameters if parameter.required]
-        assert set(re.findall(r"--\w+", line)) <= options, line
+        assert set(re.findall(r"--[\w-]+", line)) <= options, line
         assert {parameter.opts[0] for parameter in required if parameter.opts[0].startswith("--")} <= set(line.split())
         places = sum(not parameter.opts[0].startswith("--") for parameter in required)
-        assert len(re.findall(r" [A-Z]+\b", re.sub(r"\[.*?\]|--\w+ \S+", "", line))) == places, line
+        assert len(re.findall(r" [A-Z]+\b", re.sub(r"\[.*?\]|--[\w-]+ \S+", "", line))) == places, line
     assert sorted(seen) == sorted(commands)
 
 

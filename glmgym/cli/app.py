@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glmgym.cli import images, sandboxes
 from glmgym.errors import ConfigError
 from glmgym.registry import environment, environments, load_component, load_file
 
@@ -49,6 +50,8 @@ def root(
 
 init_app = typer.Typer(help="Write a starting point.")
 app.add_typer(init_app, name="init")
+app.add_typer(sandboxes.app, name="sandbox")
+app.add_typer(images.app, name="image")
 # The engine and the trainer run side by side, one core each; spinning OpenMP threads would starve both.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -66,12 +69,14 @@ def train(
             help="Override a key: trainer.steps=5; of one stage: stage.NAME.trainer.steps=5",
         ),
     ] = None,
+    sandbox: Annotated[str, typer.Option(help="Sandbox backend.", show_default="the recipe's")] = "",
 ) -> None:
     """Train a policy from a recipe, of one run or of stages. Ctrl-C stops cleanly; --resume goes on."""
     from glmgym.cli.progress import TrainingDisplay
 
     run, load_recipe, interrupted = load_component("trainers", "train")
-    settings = load_recipe(recipe, _overrides(override or []))
+    overrides = _overrides(override or []) | ({"sandbox.backend": sandbox} if sandbox else {})
+    settings = load_recipe(recipe, overrides)
     directory = out or Path("runs") / Path(recipe).stem
     with TrainingDisplay(console) as display:
         try:
@@ -232,6 +237,17 @@ def prove(
         raise typer.Exit(130) from None
     if not (passed or quick):
         raise typer.Exit(1)
+
+
+@app.command()
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+) -> None:
+    """Remove what killed processes left of their boxes: containers, control groups, mounts, scratch directories."""
+    from glmgym.cli.gc import show
+
+    show(console, asyncio.run(load_component("collectors", "sandboxes")(dry_run)), as_json=as_json)
 
 
 @app.command()

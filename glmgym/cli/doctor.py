@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import shutil
 import sqlite3
 import sys
 from collections import Counter
@@ -35,8 +34,8 @@ async def examine() -> list[Finding]:
         Finding("python", "ok", f"{platform.python_version()} at {sys.executable}"),
         Finding("cpu", "ok", f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"),
         _sqlite(),
-        await _bubblewrap(),
-        _docker(),
+        await _backend("bubblewrap", "missing"),
+        await _backend("docker", "optional"),
         _extra("torch", "train", "training and the embedded engine", required=True),
         _extra("transformers", "train", "checkpoints", required=True),
         _extra("torch_npu", "npu", "Ascend NPU; glmgym has not been run on one yet", required=False),
@@ -57,24 +56,19 @@ def _sqlite() -> Finding:
     return Finding("sqlite", "ok", version)
 
 
-async def _bubblewrap() -> Finding:
+async def _backend(name: str, problem_is: Literal["missing", "optional"]) -> Finding:
+    """Whether boxes of a backend start here: one is opened."""
     try:
-        probe: Callable[[], Any] = load_component("sandbox_probes", "bubblewrap")
+        probe: Callable[[], Any] = load_component("sandbox_probes", name)
     except GlmgymError as error:
-        return Finding("bubblewrap", "missing", str(error))
+        return Finding(name, problem_is, str(error))
     problem = await probe()
     if problem:
-        return Finding("bubblewrap", "missing", problem)
-    provider: SandboxProvider = load_component("sandboxes", "bubblewrap")()
+        return Finding(name, problem_is, problem)
+    provider: SandboxProvider = load_component("sandboxes", name)()
     note = provider.limits_note
     await provider.close()
-    return Finding("bubblewrap", "ok", f"boxes start here. {note}".rstrip())
-
-
-def _docker() -> Finding:
-    if shutil.which("docker"):
-        return Finding("docker", "optional", "the client is installed; this version runs its boxes in bubblewrap")
-    return Finding("docker", "optional", "not installed; boxes run in bubblewrap, which needs nothing else")
+    return Finding(name, "ok", f"boxes start here. {note}".rstrip())
 
 
 def _extra(module: str, extra: str, use: str, *, required: bool) -> Finding:

@@ -8,6 +8,10 @@ Start-up time is paid once per box, so imports stay few; in particular nothing h
 
 A frame is ``length u32 | request id u32 | kind u8 | payload``, big endian; a payload is fields, each a
 ``length u32`` and that many bytes.
+
+A tree travels as pieces of records in walking order, a few for each request, so neither side ever holds much of it and
+small files share a frame. A record has three fields: kind, mode and time of change; a name, never a path; the content.
+``read_tree`` and ``TreeWriter`` serve the driver's side too.
 """
 
 from __future__ import annotations
@@ -18,16 +22,26 @@ import resource
 import select
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 
-RUN, SHELL, CLOSE_SHELL, READ, WRITE, CANCEL = 1, 2, 3, 4, 5, 6  # requests
+RUN, SHELL, CLOSE_SHELL, READ, WRITE, CANCEL, TAKE, GIVE, DROP = 1, 2, 3, 4, 5, 6, 7, 8, 9  # requests
 HELLO, RESULT, DATA, DONE, BAD_COMMAND, BAD_FILE, EXHAUSTED = 10, 11, 12, 13, 14, 15, 16  # replies
 HEADER_BYTES = 9
 TIMEOUT_EXIT = 124  # what timeout(1) reports
 SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25
+ELOOP = 40
 DRAIN_S = 0.1  # how long a finished command's output is awaited when a background child keeps it open
 KILL_S = 2.0  # how long the walk over descendants may take before everything in the box is killed
 SPAWN_FDS = 10  # descriptors below are targets of dup2 in children, so the agent's own start here
+
+DIRECTORY, FILE, MORE, LINK, PIPE, END = b"d", b"f", b"+", b"l", b"p", b"e"  # records; MORE of the file before
+KINDS = {0o040000: DIRECTORY, 0o100000: FILE, 0o120000: LINK, 0o010000: PIPE}  # by the type in st_mode
+REGULAR, LINKED, ALL = b"regular", b"linked", b"all"  # what may be taken, see read_tree
+TAKEN = {REGULAR: (DIRECTORY, FILE), LINKED: (DIRECTORY, FILE, LINK), ALL: (DIRECTORY, FILE, LINK, PIPE)}
+TREE_PIECE_BYTES = 1 << 20  # a piece ends with the record that reaches it, so it has less than twice as much
+MAX_DEPTH = 128  # of directories in a tree; each level takes two descriptors, of which a process may have 1024
+MAX_TIME_NS = (1 << 63) - 1  # the year 2262; a file system may hold later ones
+Record = tuple[bytes, int, int, bytes, bytes]  # kind, mode, time of change in ns, name, content
 
 # The loop of a persistent shell. Descriptors 3 (go), 4 (answer) and 5 (the command's text, in memory) are closed while
 # a command runs, so neither it nor its children can hold or use them by accident; the token differs for each command.
@@ -40,23 +54,31 @@ done
 
 
 def pack(*fields: bytes) -> bytes:
-    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return b"".join(with_lengths(fields))
 
 
-def unpack(payload: bytes) -> list[bytes]:
+def with_lengths(fields: Iterable[bytes]) -> Iterator[bytes]:
+    for field in fields:
+        yield len(field).to_bytes(4, "big")
+        yield field
+
+
+def unpack(payload: bytes | memoryview) -> list[bytes]:
     """Raises ValueError: a field runs over the end."""
     fields, at = [], 0
     while at < len(payload):
         end = at + 4 + int.from_bytes(payload[at : at + 4], "big")
         if end > len(payload):
             raise ValueError("a field runs over the end of its frame")
-        fields.append(payload[at + 4 : end])
+        fields.append(bytes(payload[at + 4 : end]))
         at = end
     return fields
 
 
-def frame(request: int, kind: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(4, "big") + request.to_bytes(4, "big") + bytes([kind]) + payload
+def frame(request: int, kind: int, *fields: bytes) -> bytes:
+    length = sum(map(len, fields)) + 4 * len(fields)
+    header = length.to_bytes(4, "big") + request.to_bytes(4, "big") + bytes([kind])
+    return b"".join((header, *with_lengths(fields)))
 
 
 class Capture:
@@ -118,6 +140,109 @@ class Shell:
         self.heard = b""
 
 
+class TreeError(Exception):
+    """A path inside a tree, and what is wrong with it."""
+
+    def __init__(self, path: bytes, said: str) -> None:
+        super().__init__(f"{name(path)}: {said}")
+
+
+class TreeWriter:
+    """Builds below the directory ``root`` what records describe; ``close`` it in the end. Nothing here is trusted.
+
+    Names are looked up one by one from the descriptor of their directory, never through a symlink. ``merge``: what
+    exists already is replaced, or entered if it is a directory; otherwise it is an error. Modes and times come from the
+    records, except those of ``root`` unless ``made``: it was there before.
+    """
+
+    def __init__(self, root: int, *, merge: bool, made: bool) -> None:
+        self.merge, self.made = merge, made
+        self.directories, self.names = [root], [b""]
+        self.file, self.file_mode, self.file_time = -1, 0, 0
+
+    def add(self, kind: bytes, mode: int, time_ns: int, leaf: bytes, content: bytes) -> None:
+        """Raises TreeError: it cannot be, or must not be, done."""
+        try:
+            if kind == MORE and self.file >= 0:
+                write_all(self.file, content, os.lseek(self.file, 0, os.SEEK_END))
+                return
+            self.end_file()
+            if not self.directories:
+                raise ValueError("a record after the end of the tree")
+            if kind == END:
+                self.end_directory(mode, time_ns)
+                return
+            if leaf in (b"", b".", b"..") or b"/" in leaf or b"\0" in leaf:
+                raise ValueError("is no name for a file")
+            if kind == DIRECTORY:
+                self.enter(leaf)
+            else:
+                self.make(kind, mode, time_ns, leaf, content)
+        except (OSError, ValueError) as error:
+            raise self.refusal(leaf, said_by(error)) from None
+
+    def refusal(self, leaf: bytes, said: str) -> TreeError:
+        """What is wrong with ``leaf`` in the directory that is being built."""
+        return TreeError(b"/".join([*self.names[1:], leaf]), said)
+
+    def enter(self, leaf: bytes) -> None:
+        if len(self.directories) == MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} directories deep")
+        try:
+            os.mkdir(leaf, 0o700, dir_fd=self.directories[-1])
+        except FileExistsError:
+            if not self.merge:
+                raise
+        self.directories.append(open_directory(leaf, self.directories[-1]))
+        self.names.append(leaf)
+
+    def make(self, kind: bytes, mode: int, time_ns: int, leaf: bytes, content: bytes) -> None:
+        parent = self.directories[-1]
+        for may_remove in (self.merge, False):
+            try:
+                if kind == FILE:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                    self.file = os.open(leaf, flags, 0o600, dir_fd=parent)
+                elif kind == LINK:
+                    os.symlink(content, leaf, dir_fd=parent)
+                elif kind == PIPE:
+                    os.mkfifo(leaf, mode & 0o7777, dir_fd=parent)
+                else:
+                    raise ValueError("a record of no known kind")
+                break
+            except FileExistsError:
+                if not may_remove:
+                    raise
+                os.unlink(leaf, dir_fd=parent)
+        if kind == FILE:
+            self.file_mode, self.file_time = mode, time_ns
+            write_all(self.file, content, 0)
+        else:
+            os.utime(leaf, ns=(time_ns, time_ns), dir_fd=parent, follow_symlinks=False)
+
+    def end_file(self) -> None:
+        if self.file >= 0:
+            fd, self.file = self.file, -1
+            finish_entry(fd, self.file_mode, self.file_time)
+
+    def end_directory(self, mode: int, time_ns: int) -> None:
+        fd = self.directories.pop()
+        self.names.pop()
+        if self.directories or self.made:
+            finish_entry(fd, mode, time_ns)
+        else:
+            os.close(fd)
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.directories
+
+    def close(self) -> None:
+        for fd in [*self.directories, *([self.file] if self.file >= 0 else [])]:
+            os.close(fd)
+        self.directories, self.file = [], -1
+
+
 class Agent:
     """The event loop. ``cwd`` is where relative paths start and commands run unless told otherwise."""
 
@@ -130,6 +255,8 @@ class Agent:
         self.commands: dict[int, Command] = {}
         self.shells: dict[bytes, Shell] = {}
         self.shell_cwds: dict[bytes, bytes] = {}
+        self.taken: dict[bytes, Generator[bytes]] = {}  # trees on their way out
+        self.given: dict[bytes, TreeWriter] = {}  # trees on their way in
         self.watch(source, select.POLLIN, self.receive)
 
     def serve(self) -> None:
@@ -166,7 +293,8 @@ class Agent:
             if len(self.incoming) < end:
                 break
             request, kind = int.from_bytes(self.incoming[4:8], "big"), self.incoming[8]
-            fields = unpack(bytes(self.incoming[HEADER_BYTES:end]))
+            with memoryview(self.incoming) as view, view[HEADER_BYTES:end] as payload:
+                fields = unpack(payload)
             del self.incoming[:end]
             self.handle(request, kind, fields)
 
@@ -186,23 +314,76 @@ class Agent:
                 path, mode, offset, data = fields
                 write_file(self.absolute(path), int(mode), int(offset), data)
                 self.reply(request, DONE)
+            elif kind == TAKE:
+                key, path, what = fields
+                self.reply(request, DATA, self.take(key, self.absolute(path), what))
+            elif kind == GIVE:
+                key, path, empty_first, piece = fields
+                self.give(key, self.absolute(path), empty_first == b"1", piece)
+                self.reply(request, DONE)
+            elif kind == DROP:
+                self.drop_tree(fields[0])
             elif kind == CANCEL and request in self.commands:
                 self.commands[request].deadline = 0.0
-        except (OSError, ValueError) as error:
-            said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            if kind in (READ, WRITE):
+        except (OSError, ValueError, TreeError) as error:
+            said = said_by(error)
+            if kind in (READ, WRITE, TAKE, GIVE):
                 self.reply(request, BAD_FILE, said.encode())
             else:
                 full = isinstance(error, OSError) and error.errno in (11, 12)  # EAGAIN, ENOMEM: no room for a process
                 self.reply(request, EXHAUSTED if full else BAD_COMMAND, said.encode())
 
     def reply(self, request: int, kind: int, *fields: bytes) -> None:
-        data = memoryview(frame(request, kind, pack(*fields)))
+        data = memoryview(frame(request, kind, *fields))
         while data:
             data = data[os.write(self.sink, data) :]
 
     def absolute(self, path: bytes) -> bytes:
         return os.path.join(self.cwd, path)
+
+    # --- trees
+
+    def take(self, key: bytes, path: bytes, what: bytes) -> bytes:
+        """The next piece of a tree; empty after the last. With an error the tree is over, too."""
+        if key not in self.taken:
+            self.taken[key] = pieces(read_tree(path, what))
+        piece = b""
+        try:
+            piece = next(self.taken[key], b"")
+        finally:
+            if not piece:
+                del self.taken[key]
+        return piece
+
+    def give(self, key: bytes, path: bytes, empty_first: bool, piece: bytes) -> None:
+        """Write a piece of a tree; an empty one says that it was whole. With an error the tree is over, too."""
+        writer = self.given.pop(key, None)
+        if writer is None:
+            made = not os.path.lexists(path)
+            os.makedirs(path, exist_ok=True)
+            writer = TreeWriter(open_directory(path), merge=True, made=made)
+        else:
+            empty_first = False
+        going_on = False
+        try:
+            if empty_first:
+                remove_content(writer.directories[0])
+            for record in records(piece):
+                writer.add(*record)
+            going_on = bool(piece)
+            if not (going_on or writer.is_whole):
+                raise ValueError("the tree has no end")
+        finally:
+            if going_on:
+                self.given[key] = writer
+            else:
+                writer.close()
+
+    def drop_tree(self, key: bytes) -> None:
+        if key in self.taken:
+            self.taken.pop(key).close()
+        if key in self.given:
+            self.given.pop(key).close()
 
     # --- starting things
 
@@ -541,16 +722,16 @@ def cwd_of(pid: int) -> bytes:
         return b""
 
 
-def open_regular(path: bytes, flags: int, mode: int = 0) -> int:
-    """Open without following a final symlink and without waiting for a pipe's other end.
+def open_regular(path: bytes, flags: int, mode: int = 0, directory: int | None = None) -> int:
+    """Open, from ``directory`` on, without following a final symlink and without waiting for a pipe's other end.
 
     Raises:
         OSError: as open(2), or ``path`` is not a regular file.
     """
     try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode, dir_fd=directory)
     except OSError as error:
-        raise OSError(error.errno, "is a symlink" if os.path.islink(path) else error.strerror) from None
+        raise OSError(error.errno, "is a symlink" if error.errno == ELOOP else error.strerror) from None
     if os.fstat(fd).st_mode & 0o170000 != 0o100000:
         os.close(fd)
         raise OSError(22, "is not a regular file")
@@ -564,7 +745,8 @@ def read_file(path: bytes, limit: int, offset: int, count: int) -> bytes:
         if size > limit:
             raise OSError(27, f"has {size} bytes, more than the {limit} allowed")
         parts, at = [], offset
-        while at < offset + count and (part := os.pread(fd, offset + count - at, at)):
+        # Not by size alone: the files of /proc have none.
+        while at < offset + count and (part := os.pread(fd, min(offset + count - at, max(size - at, 65536)), at)):
             parts.append(part)
             at += len(part)
         return b"".join(parts)
@@ -589,6 +771,134 @@ def write_all(fd: int, data: bytes, offset: int) -> None:
     while left:
         done = os.pwrite(fd, left, offset)
         left, offset = left[done:], offset + done
+
+
+def read_tree(path: bytes, what: bytes) -> Iterator[Record]:
+    """The records of what lies in the directory ``path``.
+
+    A directory comes as DIRECTORY, what is in it, END; the outermost has only its END. A file may go on in MORE.
+    ``what`` may be there: ``REGULAR`` is files and directories, ``LINKED`` symlinks as well; ``ALL`` adds pipes, leaves
+    out sockets and devices, and opens what its owner has locked.
+
+    Every name is looked up from the descriptor of its directory, never through a symlink: swapping one in meanwhile
+    gives an error. A file that grows while it is read is cut at the size it had.
+
+    Raises:
+        OSError: ``path`` cannot be opened, or is not a directory.
+        TreeError: something in it cannot be, or must not be, read.
+    """
+    root = open_directory(path)
+    try:
+        yield from read_directory(root, b"", os.fstat(root), what, 1)
+    finally:
+        os.close(root)
+
+
+def read_directory(directory: int, path: bytes, info: os.stat_result, what: bytes, depth: int) -> Iterator[Record]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            leaf = os.fsencode(entry.name)
+            try:
+                found = entry.stat(follow_symlinks=False)
+                kind = KINDS.get(found.st_mode & 0o170000, b"")
+                if kind in TAKEN[what]:
+                    yield from read_entry(directory, path, leaf, kind, found, what, depth)
+                elif what != ALL:
+                    raise ValueError("is a symlink" if kind == LINK else "is a device, pipe or socket")
+            except FileNotFoundError:  # removed since it was listed
+                if what != ALL:
+                    raise TreeError(path + leaf, "was removed meanwhile") from None
+            except (OSError, ValueError) as error:
+                raise TreeError(path + leaf, said_by(error)) from None
+    yield END, info.st_mode & 0o7777, info.st_mtime_ns, b"", b""
+
+
+def read_entry(
+    directory: int, path: bytes, leaf: bytes, kind: bytes, info: os.stat_result, what: bytes, depth: int
+) -> Iterator[Record]:
+    mode, time_ns = info.st_mode & 0o7777, info.st_mtime_ns
+    if kind in (LINK, PIPE):
+        yield kind, mode, time_ns, leaf, os.readlink(leaf, dir_fd=directory) if kind == LINK else b""
+        return
+    if depth == MAX_DEPTH and kind == DIRECTORY:
+        raise ValueError(f"more than {MAX_DEPTH} directories deep")
+    needed = 0o500 if kind == DIRECTORY else 0o400
+    locked = what == ALL and mode & needed != needed
+    if locked:
+        os.chmod(leaf, 0o700, dir_fd=directory)
+    fd = open_directory(leaf, directory) if kind == DIRECTORY else open_regular(leaf, os.O_RDONLY, 0, directory)
+    try:
+        if kind == DIRECTORY:
+            yield kind, 0, 0, leaf, b""
+            yield from read_directory(fd, path + leaf + b"/", info, what, depth + 1)
+            return
+        left = os.fstat(fd).st_size
+        content = os.read(fd, min(left, TREE_PIECE_BYTES))
+        yield kind, mode, time_ns, leaf, content
+        while (left := left - len(content)) and (content := os.read(fd, min(left, TREE_PIECE_BYTES))):
+            yield MORE, mode, time_ns, leaf, content
+    finally:
+        if locked:
+            os.fchmod(fd, mode)
+        os.close(fd)
+
+
+def pieces(tree: Iterable[Record]) -> Generator[bytes]:
+    """Records packed into pieces of about ``TREE_PIECE_BYTES``."""
+    fields: list[bytes] = []
+    size = 0
+    for kind, mode, time_ns, leaf, content in tree:
+        time_ns = max(-MAX_TIME_NS, min(time_ns, MAX_TIME_NS))
+        fields += (kind + mode.to_bytes(4, "big") + time_ns.to_bytes(8, "big", signed=True), leaf, content)
+        size += len(leaf) + len(content) + 25
+        if size >= TREE_PIECE_BYTES:
+            yield pack(*fields)
+            fields, size = [], 0
+    if fields:
+        yield pack(*fields)
+
+
+def records(piece: bytes) -> Iterator[Record]:
+    """Raises ValueError: it is no piece of a tree."""
+    fields = unpack(piece)
+    if len(fields) % 3 or any(len(head) != 13 for head in fields[::3]):
+        raise ValueError("a record of a tree is cut off")
+    for head, leaf, content in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
+        yield head[:1], int.from_bytes(head[1:5], "big"), int.from_bytes(head[5:], "big", signed=True), leaf, content
+
+
+def open_directory(path: bytes, directory: int | None = None) -> int:
+    """Open, from ``directory`` on, without following a final symlink. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+
+
+def finish_entry(fd: int, mode: int, time_ns: int) -> None:
+    """Give it its mode and time, and close it."""
+    try:
+        os.fchmod(fd, mode & 0o7777)
+        os.utime(fd, ns=(time_ns, time_ns))
+    finally:
+        os.close(fd)
+
+
+def remove_content(directory: int) -> None:
+    """Remove what is in a directory."""
+    with os.scandir(directory) as entries:
+        for entry in list(entries):
+            if entry.is_dir(follow_symlinks=False):
+                child = open_directory(os.fsencode(entry.name), directory)
+                try:
+                    remove_content(child)
+                finally:
+                    os.close(child)
+                os.rmdir(entry.name, dir_fd=directory)
+            else:
+                os.unlink(entry.name, dir_fd=directory)
+
+
+def said_by(error: Exception) -> str:
+    """What an error says, without its number."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def name(value: bytes) -> str:

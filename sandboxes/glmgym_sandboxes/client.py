@@ -10,38 +10,75 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 from glmgym.errors import SandboxDead, SandboxFailure
-from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, CommandResult
-from glmgym_sandboxes import agent
+from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, CommandResult, Network, Sandbox
+from glmgym_sandboxes import agent, trees
+from glmgym_sandboxes.fork import open_siblings
+from glmgym_sandboxes.gateway import Gateway, proxy_environment, relay_command
 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0  # how much later than a command's own timeout a silent agent is given up
 PIECE_BYTES = 4 << 20  # files larger than this travel in several requests
 MAX_FRAME_BYTES = 64 << 20
+_ANSWERS = {  # request -> reply, and how many fields it has
+    agent.RUN: (agent.RESULT, 6),
+    agent.SHELL: (agent.RESULT, 5),
+    agent.CLOSE_SHELL: (agent.DONE, 0),
+    agent.READ: (agent.DATA, 1),
+    agent.WRITE: (agent.DONE, 0),
+    agent.TAKE: (agent.DATA, 1),
+    agent.GIVE: (agent.DONE, 0),
+}
+
+Opener = Callable[[BoxSpec], Awaitable["AgentBox"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A box's root as it was at one moment: ``open`` starts boxes from it.
+
+    ``left_out`` names the writable places it does not hold, memory file systems for one; fork copies these itself.
+    """
+
+    open: Opener
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How an agent is reached, and how its box is destroyed: ``destroy`` kills all of it and returns its last words."""
+    """How an agent is reached, and how its box is destroyed: ``destroy`` kills all of it and returns its last words.
+
+    ``snapshot``, for a box whose root is writable, takes a ``Snapshot`` and drops it on leaving; the boxes opened from
+    it live on. ``gateway``, for one that may reach something, is what its directory ``gateway.PLACE`` leads to.
+    """
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     destroy: Callable[[], Awaitable[str]]
+    snapshot: Callable[[], AbstractAsyncContextManager[Snapshot]] | None = None
+    gateway: Gateway | None = None
 
 
 class AgentBox:
-    """A ``Sandbox`` whose main process is the agent."""
+    """A ``Sandbox`` whose main process is the agent. ``opener`` opens its siblings when it is forked."""
 
-    def __init__(self, id: str, image_digest: str, spec: BoxSpec, transport: Transport) -> None:
+    def __init__(
+        self, id: str, image_digest: str, spec: BoxSpec, transport: Transport, opener: Opener | None = None
+    ) -> None:
         self.id = id
         self.image_digest = image_digest
         self.on_close: Callable[[], None] | None = None  # told once, when the box is gone
         self._spec = spec
+        self._env = {**proxy_environment(spec.network), **spec.env}
         self._transport = transport
+        self._opener = opener
         self._pending: dict[int, asyncio.Future[tuple[int, list[bytes]]]] = {}
         self._numbers = itertools.count(1)
         self._death = ""
@@ -51,11 +88,11 @@ class AgentBox:
         self._serving = asyncio.create_task(self._serve(), name=f"box {id}")
 
     async def ready(self, timeout_s: float) -> None:
-        """Wait for the agent's first word.
+        """Wait for the agent's first word, and start the relay to the gateway.
 
         Raises:
             SandboxDead: the box ended first; the message holds what it said.
-            SandboxFailure: nothing came in time.
+            SandboxFailure: nothing came in time, or the relay did not start.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -65,6 +102,10 @@ class AgentBox:
             raise SandboxFailure(f"box {self.id}: its agent did not start within {timeout_s:g} s") from None
         finally:
             self._pending.pop(0, None)
+        if self._transport.gateway is not None:
+            relay = await self.run(relay_command(self._spec.network), timeout_s=timeout_s)
+            if relay.exit_code != 0:
+                raise SandboxFailure(f"box {self.id}: the relay to its network did not start: {relay.text.strip()}")
 
     @property
     def is_alive(self) -> bool:
@@ -83,29 +124,80 @@ class AgentBox:
             raise CommandError("run: the command is empty; give a program and its arguments")
         place = cwd or self._spec.cwd
         head = (_text(timeout_s), _text(self._spec.limits.output_bytes), _text(place), stdin, _text(len(argv)))
-        fields = (*head, *map(_text, argv), *_pairs({**self._spec.env, **(env or {})}))
-        return _result(await self._request(agent.RUN, *fields, timeout_s=timeout_s))
+        fields = (*head, *map(_text, argv), *_pairs({**self._env, **(env or {})}))
+        return await self._run(agent.RUN, *fields, timeout_s=timeout_s)
 
     async def read(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
-        parts = bytearray()
+        parts: list[bytes] = []
+        size = 0
         while True:
             ask = (
                 _text(path),
                 _text(max_bytes),
-                _text(len(parts)),
-                _text(min(PIECE_BYTES, max_bytes + 1 - len(parts))),
+                _text(size),
+                _text(min(PIECE_BYTES, max_bytes + 1 - size)),
             )
             (piece,) = await self._request(agent.READ, *ask, about=path)
-            parts += piece
-            if len(parts) > max_bytes:
+            parts.append(piece)
+            size += len(piece)
+            if size > max_bytes:
                 raise BoxFileError(f"{path}: has more than the {max_bytes} bytes allowed")
             if len(piece) < PIECE_BYTES:
-                return bytes(parts)
+                return b"".join(parts)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         for offset in range(0, max(1, len(data)), PIECE_BYTES):
             piece = data[offset : offset + PIECE_BYTES]
             await self._request(agent.WRITE, _text(path), _text(mode), _text(offset), piece, about=path)
+
+    async def put_tree(self, source: Path, path: str) -> None:
+        async with self.receiving(path) as give:
+            await trees.pump(trees.read_tree(source), give)
+
+    async def get_tree(
+        self, path: str, target: Path, *, max_bytes: int = 256 * 1024 * 1024, max_files: int = 100_000
+    ) -> None:
+        pieces = self.pieces(path, agent.REGULAR)
+        await trees.save_tree(pieces, target, about=path, max_bytes=max_bytes, max_files=max_files)
+
+    async def fork(self, count: int = 1) -> list[Sandbox]:
+        """See ``Sandbox``. Files are copied one after the other while commands go on: stop what writes them first.
+
+        Modes, times, symlinks and pipes are kept, sockets left out; hard links become copies. What lies outside the
+        working directory and /tmp comes along if the backend can take a snapshot of it.
+        """
+        siblings = await open_siblings(self, self._spec, count, self._opener, self._transport.snapshot)
+        return list(siblings)
+
+    def pieces(self, path: str, what: bytes) -> AsyncGenerator[bytes]:
+        """The pieces of a directory of the box; see ``agent.read_tree`` for ``what``."""
+        return self._take(_text(next(self._numbers)), path, what)
+
+    @contextlib.asynccontextmanager
+    async def receiving(
+        self, path: str, *, empty_first: bool = False
+    ) -> AsyncIterator[Callable[[bytes], Awaitable[None]]]:
+        """What takes the pieces of a tree, in order, and makes it ``path``; leaving says that it is whole."""
+        key = _text(next(self._numbers))
+
+        async def give(piece: bytes) -> None:
+            first = b"1" if empty_first else b"0"
+            await self._request(agent.GIVE, key, _text(path), first, piece, about=path)
+
+        try:
+            yield give
+            await give(b"")
+        except BaseException:
+            self._post(agent.DROP, key)
+            raise
+
+    async def set_network(self, network: Network) -> None:
+        if self._death:
+            raise SandboxDead(f"box {self.id} is gone: {self._death}")
+        if self._transport.gateway is not None:
+            await self._transport.gateway.allow(network)
+        elif network:
+            raise SandboxFailure(f"box {self.id} was opened without a network: name what it may reach in its BoxSpec")
 
     async def shell(self) -> AgentShell:
         return AgentShell(self, _text(next(self._numbers)))
@@ -118,11 +210,31 @@ class AgentBox:
 
     async def run_in_shell(self, key: bytes, command: str, timeout_s: float) -> CommandResult:
         head = (_text(timeout_s), _text(self._spec.limits.output_bytes), key, _text(self._spec.cwd), _text(command))
-        return _result(await self._request(agent.SHELL, *head, *_pairs(self._spec.env), timeout_s=timeout_s))
+        return await self._run(agent.SHELL, *head, *_pairs(self._env), timeout_s=timeout_s)
 
     async def close_shell(self, key: bytes) -> None:
         with contextlib.suppress(SandboxDead):
             await self._request(agent.CLOSE_SHELL, key)
+
+    async def _run(self, kind: int, *fields: bytes, timeout_s: float) -> CommandResult:
+        values = await self._request(kind, *fields, timeout_s=timeout_s)
+        try:
+            return _result(values)
+        except ValueError as error:
+            await self._distrust(str(error))
+
+    async def _take(self, key: bytes, path: str, what: bytes) -> AsyncGenerator[bytes]:
+        try:
+            while piece := (await self._request(agent.TAKE, key, _text(path), what, about=path))[0]:
+                yield piece
+        except BaseException:
+            self._post(agent.DROP, key)
+            raise
+
+    def _post(self, kind: int, *fields: bytes, number: int = 0) -> None:
+        """Say something that has no answer."""
+        if not self._death:
+            self._transport.writer.write(agent.frame(number, kind, *fields))
 
     async def _request(self, kind: int, *fields: bytes, timeout_s: float = 30.0, about: str = "") -> list[bytes]:
         """One question and its answer.
@@ -140,26 +252,32 @@ class AgentBox:
         try:
             async with asyncio.timeout(timeout_s + GRACE_S):
                 with contextlib.suppress(ConnectionError):  # then the reading side ends too, and knows why
-                    self._transport.writer.write(agent.frame(number, kind, agent.pack(*fields)))
+                    self._transport.writer.write(agent.frame(number, kind, *fields))
                     await self._transport.writer.drain()
                 answer, values = await future
         except TimeoutError:
             await self._bury(f"its agent was silent for {timeout_s + GRACE_S:g} s")
             raise SandboxDead(f"box {self.id} is gone: {self._death}") from None
         except asyncio.CancelledError:
-            if not self._death and kind in (agent.RUN, agent.SHELL):
-                self._transport.writer.write(agent.frame(number, agent.CANCEL, b""))
+            if kind in (agent.RUN, agent.SHELL):
+                self._post(agent.CANCEL, number=number)
             raise
         finally:
             self._pending.pop(number, None)
         if answer == agent.EXHAUSTED:  # as after a fork bomb: the box is full of processes nobody can get rid of
-            await self._bury(f"no process can be started in it: {values[0].decode()}")
+            await self._bury(f"no process can be started in it: {_said(values)}")
             raise SandboxDead(f"box {self.id} is gone: {self._death}")
         if answer == agent.BAD_COMMAND:
-            raise CommandError(f"box {self.id}: {values[0].decode()}")
+            raise CommandError(f"box {self.id}: {_said(values)}")
         if answer == agent.BAD_FILE:
-            raise BoxFileError(f"{about}: {values[0].decode()}")
+            raise BoxFileError(f"{about}: {_said(values)}")
+        if (answer, len(values)) != _ANSWERS[kind]:
+            await self._distrust(f"to request {kind} it replied {answer} with {len(values)} fields")
         return values
+
+    async def _distrust(self, said: str) -> NoReturn:
+        await self._bury(f"its agent no longer speaks the protocol: {said}")
+        raise SandboxDead(f"box {self.id} is gone: {self._death}")
 
     async def _serve(self) -> None:
         reader = self._transport.reader
@@ -189,6 +307,8 @@ class AgentBox:
 
     async def _destroy(self) -> str:
         self._transport.writer.close()
+        if self._transport.gateway is not None:
+            await self._transport.gateway.close()
         last_words = await self._transport.destroy()
         if last_words:
             self._death += f" ({last_words})"
@@ -219,6 +339,10 @@ def _result(values: list[bytes]) -> CommandResult:
     exit_code, timed_out, dropped, wall_s = values[:4]
     stdout, stderr = values[4], values[5] if len(values) > 5 else b""  # a shell merges the two
     return CommandResult(int(exit_code), stdout, stderr, timed_out == b"1", int(dropped), float(wall_s))
+
+
+def _said(values: list[bytes]) -> str:
+    return b" ".join(values).decode("utf-8", "replace")
 
 
 def _text(value: object) -> bytes:

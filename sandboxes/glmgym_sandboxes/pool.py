@@ -44,8 +44,8 @@ class WarmPool:
         self._boxes: set[AgentBox] = set()
         self._closed = False
 
-    async def open(self, spec: BoxSpec) -> AgentBox:
-        """A box nobody has used: a warm one, or else a new one.
+    async def open(self, spec: BoxSpec, *, keep_warm: bool = True) -> AgentBox:
+        """A box nobody has used: a warm one, or else a new one. ``keep_warm``: more of its kind will be asked for.
 
         Raises:
             SandboxFailure: it could not be started, or the pool is closed.
@@ -55,7 +55,7 @@ class WarmPool:
             box = await self._take_or_reserve(key)
         if box is None:
             box = await self._start_reserved(spec)
-        if key not in self._refills and self._warm:
+        if keep_warm and key not in self._refills and self._warm:
             self._refills[key] = asyncio.create_task(self._refill(key, spec), name="warm boxes")
         return box
 
@@ -127,4 +127,5 @@ class WarmPool:
 
 
 def _key(spec: BoxSpec) -> Key:
-    return (spec.image, spec.cwd, tuple(sorted(spec.env.items())), spec.limits)
+    env = tuple(sorted(spec.env.items()))
+    return (spec.image, spec.cwd, env, spec.limits, spec.user, spec.writable_root, spec.network)

@@ -1,0 +1,299 @@
+"""The Docker backend: boxes are containers whose main process is the agent. The production backend.
+
+A box has no network, no capabilities, no new privileges, the engine's default seccomp profile, uid 1000, a read-only
+root and sized memory for its working directory and /tmp; with ``writable_root`` the working directory is the image's
+own. It lives as long as this process holds the connection to its streams: when that breaks, whoever broke it, the
+engine closes the agent's input, the agent ends, and the engine removes the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field
+
+from glmgym.errors import ConfigError, SandboxFailure, boundary
+from glmgym.sandbox import BoxSpec, Sandbox, SandboxProvider
+from glmgym.settings import Settings, parse_settings
+from glmgym_sandboxes import agent
+from glmgym_sandboxes.bounds import ImpossibleBox
+from glmgym_sandboxes.client import AgentBox, Snapshot, Transport
+from glmgym_sandboxes.docker import config, interpreter
+from glmgym_sandboxes.docker.engine import Engine, EngineError
+from glmgym_sandboxes.docker.images import DEFAULT_IMAGE, EngineImage, Images
+from glmgym_sandboxes.docker.snapshots import Snapshots
+from glmgym_sandboxes.docker.stream import Attached, attach
+from glmgym_sandboxes.gateway import Gateway, open_gateway
+from glmgym_sandboxes.images import ImageStore, default_root
+from glmgym_sandboxes.owner import HOST_LABEL, OWNER_LABEL, Owner
+from glmgym_sandboxes.pool import WarmPool
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+DEFAULT_SOCKET = "/var/run/docker.sock"
+_ids = itertools.count()
+T = TypeVar("T")
+
+
+class DockerSettings(Settings):
+    warm: int = Field(2, ge=0)  # started boxes kept per specification
+    max_live: int = Field(64, ge=1)  # boxes at once, warm ones included
+    max_starting: int = Field(2 * (os.cpu_count() or 1), ge=1)  # starts at once
+    socket: str = ""  # path of the engine's Unix socket; "" for that of DOCKER_HOST, or else Docker's usual one
+    runtime: str = ""  # the engine's name of an OCI runtime, such as "runsc"; "" for its default
+
+
+class DockerProvider:
+    """A ``SandboxProvider``; see the module. ``disk_mb`` bounds the working directory and /tmp, each."""
+
+    name = "docker"
+
+    def __init__(self, settings: DockerSettings, socket_path: str) -> None:
+        self._runtime = settings.runtime
+        self._engine = Engine(socket_path)
+        self._images = Images(self._engine, ImageStore())
+        self._owner = Owner.current()
+        self._snapshots = Snapshots(self._engine, self._owner)
+        self._info: Mapping[str, Any] | None = None
+        self._agent = ""
+        self._pythons: dict[str, str] = {}  # by id of an image that has none: the directory to mount
+        self._users: dict[tuple[str, str], tuple[int, int]] = {}  # by image and name
+        self._preparing = asyncio.Lock()
+        self._left: set[str] = set()  # containers that the engine has not removed when it was asked to
+        self._pool = WarmPool(
+            self._start, warm=settings.warm, max_live=settings.max_live, max_starting=settings.max_starting
+        )
+
+    @property
+    def limits_note(self) -> str:
+        """What the engine says that it cannot limit; it is asked when the first box is opened."""
+        notes = ["The disk that a box with a writable root takes outside /tmp is not limited."]
+        if self._info is None:
+            return " ".join([*notes, "Other limits are known once a box has been opened."])
+        for key, what in (
+            ("MemoryLimit", "Memory"),
+            ("SwapLimit", "Swap"),
+            ("PidsLimit", "The number of processes"),
+            ("CpuCfsQuota", "CPU time"),
+        ):
+            if not self._info.get(key, True):
+                notes.append(f"{what} is not limited: the engine's machine has no control group for it.")
+        return " ".join(notes)
+
+    async def open(self, spec: BoxSpec) -> AgentBox:
+        config.check(spec)
+        return await self._pool.open(spec)
+
+    async def close(self) -> None:
+        await self._pool.close()
+        await self._images.close()
+        with contextlib.suppress(EngineError):  # ``glmgym gc`` finds them by their labels
+            for name in sorted(self._left):
+                await self._engine.remove(name)
+            await self._snapshots.sweep()
+        await self._engine.close()
+
+    async def _start(self, spec: BoxSpec) -> AgentBox:
+        name = f"glmgym-{self._owner}-{next(_ids)}"
+        with boundary(SandboxFailure, f"start box {name} with Docker"):
+            await self._prepare()
+            image = await self._images.find(spec.image)
+            user = await self._user(spec, image)
+            python = self._pythons.get(image.id, "")
+            try:
+                return await self._launch(name, spec, image, user, python)
+            except BaseException as error:
+                await asyncio.shield(self._remove(name))
+                if python or not isinstance(error, EngineError) or not config.lacks_python(error.message):
+                    raise
+            logger.info("image %s has no python3: its boxes get the one of this process", spec.image)
+            self._pythons[image.id] = str(await asyncio.to_thread(interpreter.prepare, default_root().parent))
+            return await self._start(spec)
+
+    async def _launch(
+        self, name: str, spec: BoxSpec, image: EngineImage, user: tuple[int, int], python: str
+    ) -> AgentBox:
+        """Create, attach, start, and wait for the agent's first word. The caller removes what a failure leaves."""
+        gateway = await open_gateway(spec.network)
+        try:
+            return await self._launch_behind(gateway, name, spec, image, user, python)
+        except BaseException:
+            if gateway is not None:
+                await gateway.close()
+            raise
+
+    async def _launch_behind(
+        self,
+        gateway: Gateway | None,
+        name: str,
+        spec: BoxSpec,
+        image: EngineImage,
+        user: tuple[int, int],
+        python: str,
+    ) -> AgentBox:
+        assert self._info is not None
+        wanted = config.container(
+            spec,
+            image=image.id,
+            user=user,
+            agent=self._agent,
+            python=python,
+            gate=str(gateway.directory) if gateway is not None else "",
+            runtime=self._runtime,
+            cpus=float(self._info.get("NCPU", os.cpu_count() or 1)),
+            labels=self._labels(),
+        )
+        since = time.time()
+        await _to_its_end(self._engine.create(name, wanted))
+        if spec.writable_root:
+            await self._engine.make_directory(name, spec.cwd, user)
+        streams = await attach(self._engine.socket, name)
+
+        async def destroy() -> str:
+            words = await self._remove(name)
+            if streams.ended_by_engine:
+                words = "; ".join(filter(None, [await self._last_words(name, since, streams), words]))
+            return words
+
+        try:
+            await _to_its_end(self._engine.start(name))
+        except BaseException:
+            streams.writer.close()
+            raise
+        snapshot = functools.partial(self._snapshot, name) if spec.writable_root else None
+        transport = Transport(streams.reader, streams.writer, destroy, snapshot, gateway)
+        box = AgentBox(name, image.digest, spec, transport, opener=self._open_sibling)
+        try:
+            await box.ready(START_TIMEOUT_S)
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    async def _open_sibling(self, spec: BoxSpec) -> AgentBox:
+        return await self._pool.open(spec, keep_warm=False)
+
+    @contextlib.asynccontextmanager
+    async def _snapshot(self, name: str) -> AsyncIterator[Snapshot]:
+        """The image layer of a box with a writable root; its /tmp is memory, which is not part of it."""
+        async with self._snapshots.taken(name) as image:
+            yield Snapshot(lambda spec: self._open_sibling(dataclasses.replace(spec, image=image)), ("/tmp",))
+
+    async def _user(self, spec: BoxSpec, image: EngineImage) -> tuple[int, int]:
+        """uid and gid of the box's user: looked up in the image, in a container that is never started."""
+        if not spec.user:
+            return config.DEFAULT_USER
+        found = self._users.get((image.id, spec.user))
+        if found is None:
+            name = f"glmgym-{self._owner}-{next(_ids)}-user"
+            try:
+                await _to_its_end(
+                    self._engine.create(name, {"Image": image.id, "Cmd": ["/"], "Labels": self._labels()})
+                )
+                passwd = await self._engine.read_file(name, "/etc/passwd")
+            finally:
+                await asyncio.shield(self._remove(name))
+            found = config.user_in(passwd or "", spec.user)
+            if found is None:
+                raise ImpossibleBox(f"user {spec.user!r}: image {spec.image or DEFAULT_IMAGE!r} has no such user")
+            self._users[image.id, spec.user] = found
+        return found
+
+    def _labels(self) -> dict[str, str]:
+        created = str(int(time.time()))
+        return {OWNER_LABEL: str(self._owner), HOST_LABEL: socket.gethostname(), "glmgym.created": created}
+
+    async def _remove(self, name: str) -> str:
+        """Returns what went wrong, "" when the container is gone: a box that ends must not raise."""
+        try:
+            await self._engine.remove(name)
+            await self._snapshots.sweep()
+        except EngineError as error:
+            # Without an answer it may never have been made, and whoever asked hears that the engine is gone.
+            logger.log(logging.WARNING if error.status else logging.INFO, "container %s is left: %s", name, error)
+            self._left.add(name)
+            return str(error)
+        return ""
+
+    async def _last_words(self, name: str, since: float, streams: Attached) -> str:
+        words = streams.stderr.decode("utf-8", "replace").strip()
+        with contextlib.suppress(EngineError):  # then the streams broke because the engine is gone, and removal says so
+            words = "; ".join(filter(None, [await self._engine.end_of(name, since), words]))
+        return words
+
+    async def _prepare(self) -> None:
+        """Once: what the engine can limit, and the agent's file where a container can be given it."""
+        async with self._preparing:
+            if self._info is None:
+                self._agent = await asyncio.to_thread(_agent_file)
+                self._info = await self._engine.info()
+
+
+def open_provider(settings: Mapping[str, Any] | None = None) -> SandboxProvider:
+    """The backend, by its settings (see ``DockerSettings``). Call it while the event loop runs.
+
+    Raises:
+        ConfigError: an unknown or impossible setting, or a DOCKER_HOST that is no Unix socket. Whether an engine
+            answers there shows when the first box is opened.
+    """
+    parsed = parse_settings(DockerSettings, settings or {}, where="[sandbox]")
+    return DockerProvider(parsed, _socket_path(parsed.socket))
+
+
+async def probe() -> str | None:
+    """``None`` if a box can be opened here and runs a command, otherwise a sentence: why not, and what to do."""
+    provider = open_provider({"warm": 0})
+    try:
+        box: Sandbox = await provider.open(BoxSpec())
+        result = await box.run(["/bin/sh", "-c", "echo works"])
+    except SandboxFailure as failure:
+        return str(failure)
+    finally:
+        await provider.close()
+    return None if result.stdout == b"works\n" else f"a Docker box started, but its shell said {result.text!r}"
+
+
+def _socket_path(setting: str) -> str:
+    """Raises ConfigError: DOCKER_HOST names an engine that is not on this machine."""
+    if setting:
+        return setting.removeprefix("unix://")
+    host = os.environ.get("DOCKER_HOST", "")
+    if host and not host.startswith("unix://"):
+        raise ConfigError(f"DOCKER_HOST={host}: only an engine behind unix:// works; or set [sandbox] socket")
+    return host.removeprefix("unix://") or DEFAULT_SOCKET
+
+
+def _agent_file() -> str:
+    """The agent as a file that any user of an image may read, named by its content, so that it never changes."""
+    source = Path(agent.__file__).read_bytes()
+    path = default_root().parent / "agent" / f"{hashlib.sha256(source).hexdigest()[:16]}.py"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(source)
+        partial.chmod(0o644)
+        partial.replace(path)
+    return str(path.resolve())
+
+
+async def _to_its_end(work: Awaitable[T]) -> T:
+    """Await a change in the engine; cancelled, still wait for it, since only then can it be undone."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,38 @@
+"""Garbage made on purpose: owners that are gone, and one collection at a time among the test processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import aiodocker
+
+from glmgym_sandboxes.owner import Owner
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other test collects meanwhile: it would take what this one made to look at."""
+    with Path(tempfile.gettempdir(), f"glmgym-gc-tests-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def gone() -> Owner:
+    """An owner that never was: our pid, another start."""
+    return Owner(os.getpid(), random.randrange(10**15, 10**16), Owner.current().boot)
+
+
+@asynccontextmanager
+async def engine() -> AsyncIterator[aiodocker.Docker]:
+    """A client of the Docker engine."""
+    docker = aiodocker.Docker(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock"))
+    try:
+        yield docker
+    finally:
+        await docker.close()
