@@ -6,6 +6,7 @@ A box is handed out once and destroyed afterwards, never reset: nothing can leak
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -118,7 +119,10 @@ class WarmPool:
             # Never while somebody waits for room, who comes first; a later open tries again.
             while len(ready) < self._warm and self._live < self._max_live and not self._turn.locked():
                 self._live += 1
-                ready.append(await self._start_reserved(spec))
+                box = await self._start_reserved(spec)
+                with contextlib.suppress(SandboxFailure):  # a dead one is passed over when its turn comes
+                    await box.run(["true"])  # a box's first command takes longer than all later ones
+                ready.append(box)
                 self._changed.set()
         except SandboxFailure as failure:
             logger.warning("no warm box: %s", failure)
