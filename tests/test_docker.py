@@ -22,14 +22,17 @@ from docker_engine import PrivateEngine
 from sandbox_contract import FileContract, OpenBox, SandboxContract, bash, count, host_processes, new_mark, until
 
 from glmgym.errors import ConfigError, SandboxDead, SandboxFailure
-from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, Limits, Sandbox
+from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, Limits, Network, Sandbox
+from glmgym_sandboxes import agent
 from glmgym_sandboxes.bounds import ImpossibleBox
 from glmgym_sandboxes.docker import DockerProvider, open_provider, probe
 from glmgym_sandboxes.docker.config import check, container
+from glmgym_sandboxes.docker.direct import Listener, listen
 from glmgym_sandboxes.docker.engine import Engine, EngineError
 from glmgym_sandboxes.docker.interpreter import command
 from glmgym_sandboxes.docker.snapshots import Snapshots
 from glmgym_sandboxes.docker.stream import attach
+from glmgym_sandboxes.leftovers import scratch_root
 from glmgym_sandboxes.owner import Owner
 
 DRIVER = """
@@ -147,6 +150,7 @@ print(errno("syscall", 250, 0, 0, 0, 0, 0), errno("socket", 2, 3, 1), errno("soc
         assert (await bash(box, "tr '\\0' ' ' < /proc/1/cmdline")).stdout.startswith(
             b"python3 -I -S /run/glmgym-agent.py"
         )
+        assert (await bash(box, "cat /proc/self/oom_score_adj /proc/1/oom_score_adj")).stdout == b"1000\n0\n"
         sizes = "stat -f -c '%S %b' /work /tmp | awk '{print $1 * $2}'"
         assert (await bash(box, sizes)).stdout == b"268435456\n268435456\n"
         script = "#!/bin/sh\necho ran\n"
@@ -170,7 +174,7 @@ print(errno("syscall", 250, 0, 0, 0, 0, 0), errno("socket", 2, 3, 1), errno("soc
         owner = Owner.parse(found["Config"]["Labels"]["glmgym.owner"])
         assert owner == Owner.current()
         mounts = [(mount["Destination"], mount["RW"]) for mount in found["Mounts"]]
-        assert mounts == [("/run/glmgym-agent.py", False)]
+        assert sorted(mounts) == [("/run/glmgym", False), ("/run/glmgym-agent.py", False)]
 
     async def test_more_cores_than_there_are_is_no_limit(self, provider: DockerProvider) -> None:
         box = await provider.open(BoxSpec(limits=Limits(cpus=4096.0)))
@@ -283,6 +287,48 @@ print(errno("syscall", 250, 0, 0, 0, 0, 0), errno("socket", 2, 3, 1), errno("soc
         with pytest.raises(SandboxDead, match="exit code 137"):
             await running
         await box.close()
+
+    # --- the way to the agent
+
+    async def test_commands_do_not_pass_the_engine(self, box: Sandbox) -> None:
+        """With the engine's process for this container stopped they go on; the socket itself is there no more."""
+        (found,) = docker_json("inspect", box.id)
+        shim = agent.proc_table()[found["State"]["Pid"]][0]
+        os.kill(shim, signal.SIGSTOP)
+        try:
+            assert (await bash(box, "echo on; ls -A /run/glmgym", timeout_s=5)).stdout == b"on\n"
+        finally:
+            os.kill(shim, signal.SIGCONT)
+        assert not any(scratch_root().glob(f"{Owner.current()}/*"))
+
+    async def test_where_no_socket_leads_to_the_agent_the_engine_does(
+        self, provider: DockerProvider, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @contextlib.asynccontextmanager
+        async def elsewhere() -> AsyncIterator[Listener]:
+            async with listen() as listener:
+                yield dataclasses.replace(listener, path="/run/glmgym/elsewhere")
+
+        monkeypatch.setattr("glmgym_sandboxes.docker.backend.listen", elsewhere)
+        with caplog.at_level("INFO", logger="glmgym_sandboxes.client"):
+            box = await provider.open(BoxSpec())
+        assert f"box {box.id}: No such file or directory: no socket leads to its agent" in caplog.text
+        await box.write("/work/big", b"x" * (5 << 20))
+        assert len(await box.read("/work/big")) == 5 << 20
+
+    async def test_only_the_box_can_reach_its_socket(self) -> None:
+        """Another user of this machine would otherwise be taken for the agent."""
+        async with listen() as listener:
+            assert listener.directory.parent.stat().st_mode & 0o777 == 0o700
+            assert listener.directory.stat().st_mode & 0o777 == 0o755
+            reader, writer = await asyncio.open_unix_connection(listener.directory / "agent")
+            there, back = await listener.accept()
+            back.write(b"hello")
+            assert await reader.read(5) == b"hello"
+            writer.close()
+            assert await there.read() == b""
+            back.close()
+        assert not listener.directory.parent.exists()
 
     async def test_removed_behind_our_back(self, box: Sandbox) -> None:
         """hazard 10: 404 in the engine, a dead box here; closing it is fine."""
@@ -413,6 +459,23 @@ class TestWithoutPython(FileContract):
         await until(lambda: count(box, mark), at_least=1)
         assert (await running).timed_out
         assert await count(box, mark) == 0
+
+    async def test_it_has_a_way_out(self, open_box: OpenBox) -> None:
+        """The relay runs with the interpreter that was brought along."""
+        asked: list[bytes] = []
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readline())
+            writer.write(b"hello\n")
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        box = await open_box(BoxSpec(network=Network(services=(port,))))
+        talk = f"exec 3<>/dev/tcp/127.0.0.1/{port}; echo from the box >&3; cat <&3"
+        assert (await bash(box, talk)).stdout == b"hello\n"
+        assert asked == [b"from the box\n"]
+        server.close()
 
 
 @pytest.mark.docker
@@ -560,9 +623,8 @@ def test_a_writable_root_keeps_what_the_image_has_in_the_working_directory() -> 
             BoxSpec(writable_root=writable),
             image="i",
             user=(1, 2),
-            agent="/a",
-            python="",
-            gate="",
+            python=["python3"],
+            brought={},
             runtime="",
             cpus=2.0,
             labels={},

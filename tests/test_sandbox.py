@@ -100,6 +100,11 @@ class TestBubblewrap(SandboxContract):
         assert await box.read("/app/src/here") == b""
         assert (await (await box.shell()).run("echo $PWD $COLOUR")).stdout == b"/app/src blue\n"
 
+    async def test_a_command_is_the_first_to_go_when_memory_runs_out(self, box: Sandbox) -> None:
+        scores = "cat /proc/self/oom_score_adj /proc/1/oom_score_adj"
+        assert (await bash(box, scores)).stdout == b"1000\n0\n"
+        assert (await (await box.shell()).run(scores)).stdout == b"1000\n0\n"
+
     async def test_the_whole_box_shares_one_memory_limit(self, provider: BubblewrapProvider) -> None:
         """Ten processes of 16 MB do not fit in 64 MB, though each does."""
         if "Memory is limited for each process" in provider.limits_note:

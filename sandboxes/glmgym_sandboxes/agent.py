@@ -24,9 +24,10 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 
-RUN, SHELL, CLOSE_SHELL, READ, WRITE, CANCEL, TAKE, GIVE, DROP = 1, 2, 3, 4, 5, 6, 7, 8, 9  # requests
-HELLO, RESULT, DATA, DONE, BAD_COMMAND, BAD_FILE, EXHAUSTED = 10, 11, 12, 13, 14, 15, 16  # replies
+RUN, SHELL, CLOSE_SHELL, READ, WRITE, CANCEL, TAKE, GIVE, DROP, MOVE = range(1, 11)  # requests
+HELLO, RESULT, DATA, DONE, BAD_COMMAND, BAD_FILE, EXHAUSTED = range(11, 18)  # replies
 HEADER_BYTES = 9
+MAX_FRAME_BYTES = 64 << 20
 TIMEOUT_EXIT = 124  # what timeout(1) reports
 SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25
 ELOOP = 40
@@ -81,6 +82,26 @@ def frame(request: int, kind: int, *fields: bytes) -> bytes:
     return b"".join((header, *with_lengths(fields)))
 
 
+def frames(incoming: bytearray, max_bytes: int) -> Iterator[tuple[int, int, list[bytes]]]:
+    """Request, kind and fields of every whole frame at the front of ``incoming``, which keeps what comes after.
+
+    Raises:
+        ValueError: a frame is longer than ``max_bytes``, or is no frame.
+    """
+    while len(incoming) >= HEADER_BYTES:
+        length = int.from_bytes(incoming[:4], "big")
+        if length > max_bytes:
+            raise ValueError(f"a frame of {length} bytes")
+        end = HEADER_BYTES + length
+        if len(incoming) < end:
+            return
+        request, kind = int.from_bytes(incoming[4:8], "big"), incoming[8]
+        with memoryview(incoming) as view, view[HEADER_BYTES:end] as payload:
+            fields = unpack(payload)
+        del incoming[:end]
+        yield request, kind, fields
+
+
 class Capture:
     """The first and the last ``cap / 2`` bytes of a stream, and how many were dropped between them."""
 
@@ -111,6 +132,30 @@ class Process:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.exit_code: int | None = None
+
+
+class LikelyToBeKilled:
+    """Inside, children are born as the first to go when memory runs out, so that a command dies and not the agent.
+
+    Make it before the agent is hardened, which then may not open the file any more.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self.fd = os.open("/proc/self/oom_score_adj", os.O_RDWR)
+            self.own = os.read(self.fd, 16)
+        except OSError:  # a kernel of another kind
+            self.fd = -1
+
+    def __enter__(self) -> None:
+        self.set(b"1000")
+
+    def __exit__(self, *_: object) -> None:
+        self.set(self.own)
+
+    def set(self, score: bytes) -> None:
+        if self.fd >= 0:
+            os.write(self.fd, score)
 
 
 class Command:
@@ -247,7 +292,9 @@ class Agent:
     """The event loop. ``cwd`` is where relative paths start and commands run unless told otherwise."""
 
     def __init__(self, source: int, sink: int, cwd: bytes) -> None:
-        self.source, self.sink, self.cwd = source, sink, cwd
+        self.sink, self.cwd = sink, cwd
+        self.likely_to_be_killed = LikelyToBeKilled()
+        self.env = dict(os.environb)
         self.incoming = bytearray()
         self.poll = select.poll()
         self.handlers: dict[int, Callable[[int], object]] = {}
@@ -288,14 +335,7 @@ class Agent:
         if not chunk:
             self.exit()
         self.incoming += chunk
-        while len(self.incoming) >= HEADER_BYTES:
-            end = HEADER_BYTES + int.from_bytes(self.incoming[:4], "big")
-            if len(self.incoming) < end:
-                break
-            request, kind = int.from_bytes(self.incoming[4:8], "big"), self.incoming[8]
-            with memoryview(self.incoming) as view, view[HEADER_BYTES:end] as payload:
-                fields = unpack(payload)
-            del self.incoming[:end]
+        for request, kind, fields in frames(self.incoming, MAX_FRAME_BYTES):
             self.handle(request, kind, fields)
 
     def handle(self, request: int, kind: int, fields: list[bytes]) -> None:
@@ -323,6 +363,8 @@ class Agent:
                 self.reply(request, DONE)
             elif kind == DROP:
                 self.drop_tree(fields[0])
+            elif kind == MOVE:
+                self.move(request, fields[0])
             elif kind == CANCEL and request in self.commands:
                 self.commands[request].deadline = 0.0
         except (OSError, ValueError, TreeError) as error:
@@ -337,6 +379,16 @@ class Agent:
         data = memoryview(frame(request, kind, *fields))
         while data:
             data = data[os.write(self.sink, data) :]
+
+    def move(self, request: int, path: bytes) -> None:
+        """Speak over the Unix socket at ``path`` from now on. The end of either input is the end."""
+        import _socket  # what ``socket`` is made of: that one takes longer to import than everything here
+
+        line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        line.connect(path)
+        self.reply(request, DONE)
+        self.sink = line.detach()
+        self.watch(self.sink, select.POLLIN, self.receive)
 
     def absolute(self, path: bytes) -> bytes:
         return os.path.join(self.cwd, path)
@@ -390,7 +442,9 @@ class Agent:
     def spawn(
         self, argv: list[bytes], cwd: bytes, env: dict[bytes, bytes], fds: Iterable[tuple[int, int]]
     ) -> tuple[Process, int]:
-        """Start a session leader with ``fds`` (from, to). Returns it and its time of birth in ticks since boot.
+        """Start a session leader with ``fds`` (from, to), without one for 0 with an empty stdin.
+
+        Returns it and its time of birth in ticks since boot.
 
         Raises:
             OSError: the working directory or the program does not exist or may not be used.
@@ -405,40 +459,47 @@ class Agent:
         # Python ignores these two signals, and an ignored signal stays ignored in a child.
         unignore = [SIGPIPE, SIGXFSZ]
         try:
-            pid = os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=unignore)
+            with self.likely_to_be_killed:
+                pid = os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=unignore)
         except OSError as error:
             raise OSError(error.errno, f"program {name(argv[0])}: {error.strerror}") from None
         process = Process(pid)
         self.processes[pid] = process
         self.watch(process.pidfd, select.POLLIN, lambda _: None)  # only a wake-up: reap_and_expire does the work
-        prefer_for_oom(pid)
         return process, born
+
+    def environment(self, pairs: list[bytes]) -> dict[bytes, bytes]:
+        """The box's environment with ``KEY=VALUE`` pairs put over it."""
+        env = self.env.copy()
+        for pair in pairs:
+            key, _, value = pair.partition(b"=")
+            env[key] = value
+        return env
 
     def run(self, request: int, fields: list[bytes]) -> None:
         timeout_s, cap, cwd, stdin, argc = float(fields[0]), int(fields[1]), fields[2], fields[3], int(fields[4])
-        argv, env = fields[5 : 5 + argc], environment(fields[5 + argc :])
-        feed: int | None = None
+        argv, env = fields[5 : 5 + argc], self.environment(fields[5 + argc :])
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        ours, theirs = [out, err], [(out_end, 1), (err_end, 2)]
         if stdin:
             source, feed = os.pipe()
-        else:
-            source = os.open("/dev/null", os.O_RDONLY)
-        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-        ours = [out, err] if feed is None else [out, err, feed]
+            ours.append(feed)
+            theirs.append((source, 0))
         try:
-            process, born = self.spawn(argv, cwd, env, [(source, 0), (out_end, 1), (err_end, 2)])
+            process, born = self.spawn(argv, cwd, env, theirs)
         except OSError:
             for fd in ours:
                 os.close(fd)
             raise
         finally:
-            for fd in (source, out_end, err_end):
+            for fd, _ in theirs:
                 os.close(fd)
         command = Command(request, process, {out: Capture(cap), err: Capture(cap)}, timeout_s, born)
         self.commands[request] = command
         for fd in (out, err):
             os.set_blocking(fd, False)
             self.watch(fd, select.POLLIN, self.collect)
-        if feed is not None:
+        if stdin:
             os.set_blocking(feed, False)
             self.watch(feed, select.POLLOUT, self.feeder(stdin))
 
@@ -467,7 +528,7 @@ class Agent:
         if shell is None or shell.process.exit_code is not None or shell.output not in self.handlers:
             if shell is not None:  # it ended, or closed its own output for good
                 self.forget_shell(key)
-            shell = self.start_shell(key, cwd, environment(fields[5:]))
+            shell = self.start_shell(key, cwd, self.environment(fields[5:]))
         if shell.command is not None:
             raise ValueError("the shell is busy with another command")
         born = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
@@ -485,8 +546,7 @@ class Agent:
     def start_shell(self, key: bytes, cwd: bytes, env: dict[bytes, bytes]) -> Shell:
         text = os.memfd_create("command")
         (go_end, go), (answer, answer_end), (output, output_end) = os.pipe(), os.pipe(), os.pipe()
-        null = os.open("/dev/null", os.O_RDONLY)
-        fds = [(null, 0), (output_end, 1), (output_end, 2), (go_end, 3), (answer_end, 4), (text, 5)]
+        fds = [(output_end, 1), (output_end, 2), (go_end, 3), (answer_end, 4), (text, 5)]
         argv = [b"bash", b"--norc", b"--noprofile", b"-c", SHELL_LOOP.encode()]
         last = self.shell_cwds.get(key, cwd)
         try:
@@ -497,7 +557,7 @@ class Agent:
                 os.close(fd)
             raise
         finally:
-            for fd in (null, go_end, answer_end, output_end):
+            for fd in (go_end, answer_end, output_end):
                 os.close(fd)
         shell = self.shells[key] = Shell(process, go, answer, text, output)
         for fd in (output, answer):
@@ -686,15 +746,6 @@ def descendants(table: dict[int, tuple[int, int, int]], root: int) -> set[int]:
     return found & table.keys()
 
 
-def environment(pairs: list[bytes]) -> dict[bytes, bytes]:
-    """The box's environment with ``KEY=VALUE`` pairs put over it."""
-    env = dict(os.environb)
-    for pair in pairs:
-        key, _, value = pair.partition(b"=")
-        env[key] = value
-    return env
-
-
 def find_program(program: bytes, path: bytes) -> bytes:
     """Raises FileNotFoundError: no directory of ``path`` has it."""
     if b"/" in program:
@@ -704,15 +755,6 @@ def find_program(program: bytes, path: bytes) -> bytes:
         if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
             return candidate
     raise FileNotFoundError(2, f"program {name(program)}: not found in {name(path)}")
-
-
-def prefer_for_oom(pid: int) -> None:
-    """When memory runs out a command dies, not the agent."""
-    try:
-        with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as file:
-            file.write(b"1000")
-    except OSError:  # it ended already
-        return
 
 
 def cwd_of(pid: int) -> bytes:
@@ -922,14 +964,15 @@ def harden(max_pids: int, max_data_mb: int) -> None:
 def main() -> None:
     """``agent CWD MAX_PIDS MAX_DATA_MB``."""
     os.closerange(3, 256)
-    harden(int(sys.argv[2]), int(sys.argv[3]))
     null = os.open("/dev/null", os.O_RDWR)
     while null < SPAWN_FDS:  # occupy 3..9, so that no descriptor of ours collides with a dup2 target
         null = os.dup(null)
     source, sink = os.dup(0), os.dup(1)
-    os.dup2(null, 0)
+    os.dup2(null, 0)  # the stdin of commands that are given none
     os.dup2(null, 1)
-    Agent(source, sink, os.fsencode(sys.argv[1])).serve()
+    agent = Agent(source, sink, os.fsencode(sys.argv[1]))
+    harden(int(sys.argv[2]), int(sys.argv[3]))
+    agent.serve()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from glmgym.errors import SandboxDead, SandboxFailure
 from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, CommandResult, Network, Sandbox
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0  # how much later than a command's own timeout a silent agent is given up
 PIECE_BYTES = 4 << 20  # files larger than this travel in several requests
-MAX_FRAME_BYTES = 64 << 20
+CHUNK_BYTES = 1 << 20
 _ANSWERS = {  # request -> reply, and how many fields it has
     agent.RUN: (agent.RESULT, 6),
     agent.SHELL: (agent.RESULT, 5),
@@ -35,6 +35,7 @@ _ANSWERS = {  # request -> reply, and how many fields it has
     agent.WRITE: (agent.DONE, 0),
     agent.TAKE: (agent.DATA, 1),
     agent.GIVE: (agent.DONE, 0),
+    agent.MOVE: (agent.DONE, 0),
 }
 
 Opener = Callable[[BoxSpec], Awaitable["AgentBox"]]
@@ -51,19 +52,43 @@ class Snapshot:
     left_out: tuple[str, ...]
 
 
+class Reader(Protocol):
+    """What an ``asyncio.StreamReader`` has of this."""
+
+    async def read(self, n: int = -1, /) -> bytes:
+        """What has arrived, and waits if that is nothing; empty at the end. Raises ConnectionError."""
+        ...
+
+
+class Shortcut(Protocol):
+    """A faster way to an agent that is reached already."""
+
+    @property
+    def path(self) -> str:
+        """The Unix socket to which the agent can connect."""
+        ...
+
+    async def accept(self) -> tuple[Reader, asyncio.StreamWriter]:
+        """The connection of the first who did."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Transport:
     """How an agent is reached, and how its box is destroyed: ``destroy`` kills all of it and returns its last words.
 
     ``snapshot``, for a box whose root is writable, takes a ``Snapshot`` and drops it on leaving; the boxes opened from
     it live on. ``gateway``, for one that may reach something, is what its directory ``gateway.PLACE`` leads to.
+    ``shortcut`` is tried once, at the start, and need not work. ``python`` is the command of the box's Python.
     """
 
-    reader: asyncio.StreamReader
+    reader: Reader
     writer: asyncio.StreamWriter
     destroy: Callable[[], Awaitable[str]]
     snapshot: Callable[[], AbstractAsyncContextManager[Snapshot]] | None = None
     gateway: Gateway | None = None
+    shortcut: Shortcut | None = None
+    python: Sequence[str] = ("python3",)
 
 
 class AgentBox:
@@ -78,6 +103,7 @@ class AgentBox:
         self._spec = spec
         self._env = {**proxy_environment(spec.network), **spec.env}
         self._transport = transport
+        self._writer = transport.writer
         self._opener = opener
         self._pending: dict[int, asyncio.Future[tuple[int, list[bytes]]]] = {}
         self._numbers = itertools.count(1)
@@ -85,10 +111,10 @@ class AgentBox:
         self._destroyed: asyncio.Task[str] | None = None
         self._hello: asyncio.Future[tuple[int, list[bytes]]] = asyncio.get_running_loop().create_future()
         self._pending[0] = self._hello
-        self._serving = asyncio.create_task(self._serve(), name=f"box {id}")
+        self._serving = [asyncio.create_task(self._serve(), name=f"box {id}")]
 
     async def ready(self, timeout_s: float) -> None:
-        """Wait for the agent's first word, and start the relay to the gateway.
+        """Wait for the agent's first word, take the shortcut to it, and start the relay to the gateway.
 
         Raises:
             SandboxDead: the box ended first; the message holds what it said.
@@ -102,8 +128,10 @@ class AgentBox:
             raise SandboxFailure(f"box {self.id}: its agent did not start within {timeout_s:g} s") from None
         finally:
             self._pending.pop(0, None)
+        if self._transport.shortcut is not None:
+            await self._take(self._transport.shortcut)
         if self._transport.gateway is not None:
-            relay = await self.run(relay_command(self._spec.network), timeout_s=timeout_s)
+            relay = await self.run(relay_command(self._spec.network, self._transport.python), timeout_s=timeout_s)
             if relay.exit_code != 0:
                 raise SandboxFailure(f"box {self.id}: the relay to its network did not start: {relay.text.strip()}")
 
@@ -171,7 +199,7 @@ class AgentBox:
 
     def pieces(self, path: str, what: bytes) -> AsyncGenerator[bytes]:
         """The pieces of a directory of the box; see ``agent.read_tree`` for ``what``."""
-        return self._take(_text(next(self._numbers)), path, what)
+        return self._pieces(_text(next(self._numbers)), path, what)
 
     @contextlib.asynccontextmanager
     async def receiving(
@@ -204,9 +232,10 @@ class AgentBox:
 
     async def close(self) -> None:
         await self._bury("it was closed")
-        if self._serving is not asyncio.current_task():
-            self._serving.cancel()
-            await asyncio.gather(self._serving, return_exceptions=True)
+        others = [task for task in self._serving if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def run_in_shell(self, key: bytes, command: str, timeout_s: float) -> CommandResult:
         head = (_text(timeout_s), _text(self._spec.limits.output_bytes), key, _text(self._spec.cwd), _text(command))
@@ -223,7 +252,7 @@ class AgentBox:
         except ValueError as error:
             await self._distrust(str(error))
 
-    async def _take(self, key: bytes, path: str, what: bytes) -> AsyncGenerator[bytes]:
+    async def _pieces(self, key: bytes, path: str, what: bytes) -> AsyncGenerator[bytes]:
         try:
             while piece := (await self._request(agent.TAKE, key, _text(path), what, about=path))[0]:
                 yield piece
@@ -234,7 +263,7 @@ class AgentBox:
     def _post(self, kind: int, *fields: bytes, number: int = 0) -> None:
         """Say something that has no answer."""
         if not self._death:
-            self._transport.writer.write(agent.frame(number, kind, *fields))
+            self._writer.write(agent.frame(number, kind, *fields))
 
     async def _request(self, kind: int, *fields: bytes, timeout_s: float = 30.0, about: str = "") -> list[bytes]:
         """One question and its answer.
@@ -252,8 +281,8 @@ class AgentBox:
         try:
             async with asyncio.timeout(timeout_s + GRACE_S):
                 with contextlib.suppress(ConnectionError):  # then the reading side ends too, and knows why
-                    self._transport.writer.write(agent.frame(number, kind, *fields))
-                    await self._transport.writer.drain()
+                    self._writer.write(agent.frame(number, kind, *fields))
+                    await self._writer.drain()
                 answer, values = await future
         except TimeoutError:
             await self._bury(f"its agent was silent for {timeout_s + GRACE_S:g} s")
@@ -279,24 +308,33 @@ class AgentBox:
         await self._bury(f"its agent no longer speaks the protocol: {said}")
         raise SandboxDead(f"box {self.id} is gone: {self._death}")
 
-    async def _serve(self) -> None:
-        reader = self._transport.reader
-        reason = "its agent ended"
+    async def _take(self, shortcut: Shortcut) -> None:
         try:
-            while True:
-                header = await reader.readexactly(agent.HEADER_BYTES)
-                length, number, kind = int.from_bytes(header[:4], "big"), int.from_bytes(header[4:8], "big"), header[8]
-                if length > MAX_FRAME_BYTES:
-                    raise ValueError(f"a frame of {length} bytes")
-                values = agent.unpack(await reader.readexactly(length))
-                future = self._pending.get(number)
-                if future is not None and not future.done():
-                    future.set_result((kind, values))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+            await self._request(agent.MOVE, _text(shortcut.path))
+        except CommandError as error:  # what it has serves as well, if slower
+            logger.info("%s: no socket leads to its agent", error)
+            return
+        reader, self._writer = await shortcut.accept()
+        self._serving.append(asyncio.create_task(self._hear(reader), name=f"shortcut to box {self.id}"))
+
+    async def _serve(self) -> None:
+        await self._hear(self._transport.reader)
+        await self._bury("its agent ended")
+
+    async def _hear(self, reader: Reader) -> None:
+        """Give each reply to whoever waits for it, until the end."""
+        incoming = bytearray()
+        try:
+            while chunk := await reader.read(CHUNK_BYTES):
+                incoming += chunk
+                for number, kind, values in agent.frames(incoming, agent.MAX_FRAME_BYTES):
+                    future = self._pending.get(number)
+                    if future is not None and not future.done():
+                        future.set_result((kind, values))
+        except ConnectionError:
+            return
         except ValueError as error:
-            reason = f"its agent no longer speaks the protocol: {error}"
-        await self._bury(reason)
+            await self._bury(f"its agent no longer speaks the protocol: {error}")
 
     async def _bury(self, reason: str) -> None:
         """Destroy the box once; everybody waiting learns why."""
@@ -307,6 +345,7 @@ class AgentBox:
 
     async def _destroy(self) -> str:
         self._transport.writer.close()
+        self._writer.close()
         if self._transport.gateway is not None:
             await self._transport.gateway.close()
         last_words = await self._transport.destroy()

@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -183,13 +183,13 @@ def allows(network: Network, host: str, port: int) -> bool:
     )
 
 
-def relay_command(network: Network) -> list[str]:
-    """The command that starts the relay in a box which sees the gateway's directory at ``PLACE``."""
+def relay_command(network: Network, python: Sequence[str]) -> list[str]:
+    """The command that starts the relay, with this Python, in a box that sees the gateway's directory at ``PLACE``."""
     listeners = [f"{port}=127.0.0.1:{port}" for port in network.services]
     if network.hosts:
         listeners.append(str(PROXY_PORT))
     source = Path(relay.__file__).read_text()
-    return ["python3", "-I", "-S", "-c", source, f"{PLACE}/{SOCKET}", *listeners]
+    return [*python, "-I", "-S", "-c", source, f"{PLACE}/{SOCKET}", *listeners]
 
 
 def proxy_environment(network: Network) -> Mapping[str, str]:

@@ -29,7 +29,7 @@ from glmgym_sandboxes.bubblewrap.layers import copy_in
 from glmgym_sandboxes.bubblewrap.process import end, kill_inside, spawn, stopped
 from glmgym_sandboxes.bubblewrap.rootfs import RootFs, find_user, open_root
 from glmgym_sandboxes.client import AgentBox, Snapshot, Transport
-from glmgym_sandboxes.gateway import Gateway, open_gateway
+from glmgym_sandboxes.gateway import open_gateway
 from glmgym_sandboxes.pool import WarmPool
 from glmgym_sandboxes.seccomp import filter_for
 
@@ -115,43 +115,34 @@ class BubblewrapProvider:
         self, id: str, spec: BoxSpec, base: Base, seed: str, groups: list[cgroup.Group]
     ) -> tuple[AgentBox, int]:
         """Start bwrap with the agent in it and wait for its first word. Returns the agent's pid on this machine."""
-        gateway = await open_gateway(spec.network)
-        try:
-            return await self._launch_behind(gateway, id, spec, base, seed, groups)
-        except BaseException:
+        async with contextlib.AsyncExitStack() as failing:
+            gateway = await open_gateway(spec.network)
             if gateway is not None:
-                await gateway.close()
-            raise
+                failing.push_async_callback(gateway.close)
+            gate = str(gateway.directory) if gateway is not None else ""
+            # Not a pipe: without a reader, as when the driver dies now, bwrap would end with its child half made.
+            info = os.memfd_create("info")
+            with os.fdopen(info):
+                process = await self._spawn(spec, base, agent_command(spec, base, self._host), info, seed, gate)
 
-    async def _launch_behind(
-        self, gateway: Gateway | None, id: str, spec: BoxSpec, base: Base, seed: str, groups: list[cgroup.Group]
-    ) -> tuple[AgentBox, int]:
-        gate = str(gateway.directory) if gateway is not None else ""
-        # Not a pipe: without a reader, as when the driver dies now, bwrap would end with its child half made.
-        info = os.memfd_create("info")
-        with contextlib.ExitStack() as closing:
-            closing.callback(os.close, info)
-            process = await self._spawn(spec, base, agent_command(spec, base, self._host), info, seed, gate)
+                async def destroy() -> str:
+                    last_words = await end(process)
+                    await asyncio.to_thread(_remove_all, groups)
+                    return last_words
 
-            async def destroy() -> str:
-                last_words = await end(process)
-                await asyncio.to_thread(_remove_all, groups)
-                return last_words
-
-            assert process.stdin is not None
-            assert process.stdout is not None
-            snapshot = functools.partial(self._snapshot, spec, process.pid) if spec.writable_root else None
-            transport = Transport(process.stdout, process.stdin, destroy, snapshot, gateway)
-            box = AgentBox(id, base.digest, spec, transport, opener=self._open_sibling)
-            try:
-                await box.ready(START_TIMEOUT_S)
+                assert process.stdin is not None
+                assert process.stdout is not None
+                snapshot = functools.partial(self._snapshot, spec, process.pid) if spec.writable_root else None
+                transport = Transport(process.stdout, process.stdin, destroy, snapshot, gateway)
+                box = AgentBox(id, base.digest, spec, transport, opener=self._open_sibling)
+                failing.push_async_callback(box.close)
+                try:
+                    await box.ready(START_TIMEOUT_S)
+                except SandboxFailure as failure:
+                    lacks_namespaces = "bwrap:" in str(failure) and base.root is None
+                    raise SandboxFailure(f"{failure}{_ADVICE if lacks_namespaces else ''}") from failure
+                failing.pop_all()
                 return box, int(json.loads(os.pread(info, 4096, 0))["child-pid"])
-            except SandboxFailure as failure:
-                lacks_namespaces = "bwrap:" in str(failure) and base.root is None
-                raise SandboxFailure(f"{failure}{_ADVICE if lacks_namespaces else ''}") from failure
-            except BaseException:
-                await box.close()
-                raise
 
     async def _open_sibling(self, spec: BoxSpec) -> AgentBox:
         return await self._pool.open(spec, keep_warm=False)

@@ -30,12 +30,14 @@ from glmgym.settings import Settings, parse_settings
 from glmgym_sandboxes import agent
 from glmgym_sandboxes.bounds import ImpossibleBox
 from glmgym_sandboxes.client import AgentBox, Snapshot, Transport
-from glmgym_sandboxes.docker import config, interpreter
+from glmgym_sandboxes.docker import config, direct, interpreter
+from glmgym_sandboxes.docker.direct import listen
 from glmgym_sandboxes.docker.engine import Engine, EngineError
 from glmgym_sandboxes.docker.images import DEFAULT_IMAGE, EngineImage, Images
 from glmgym_sandboxes.docker.snapshots import Snapshots
 from glmgym_sandboxes.docker.stream import Attached, attach
-from glmgym_sandboxes.gateway import Gateway, open_gateway
+from glmgym_sandboxes.gateway import PLACE as GATEWAY_PLACE
+from glmgym_sandboxes.gateway import open_gateway
 from glmgym_sandboxes.images import ImageStore, default_root
 from glmgym_sandboxes.owner import HOST_LABEL, OWNER_LABEL, Owner
 from glmgym_sandboxes.pool import WarmPool
@@ -127,61 +129,47 @@ class DockerProvider:
         self, name: str, spec: BoxSpec, image: EngineImage, user: tuple[int, int], python: str
     ) -> AgentBox:
         """Create, attach, start, and wait for the agent's first word. The caller removes what a failure leaves."""
-        gateway = await open_gateway(spec.network)
-        try:
-            return await self._launch_behind(gateway, name, spec, image, user, python)
-        except BaseException:
-            if gateway is not None:
-                await gateway.close()
-            raise
-
-    async def _launch_behind(
-        self,
-        gateway: Gateway | None,
-        name: str,
-        spec: BoxSpec,
-        image: EngineImage,
-        user: tuple[int, int],
-        python: str,
-    ) -> AgentBox:
         assert self._info is not None
-        wanted = config.container(
-            spec,
-            image=image.id,
-            user=user,
-            agent=self._agent,
-            python=python,
-            gate=str(gateway.directory) if gateway is not None else "",
-            runtime=self._runtime,
-            cpus=float(self._info.get("NCPU", os.cpu_count() or 1)),
-            labels=self._labels(),
-        )
-        since = time.time()
-        await _to_its_end(self._engine.create(name, wanted))
-        if spec.writable_root:
-            await self._engine.make_directory(name, spec.cwd, user)
-        streams = await attach(self._engine.socket, name)
-
-        async def destroy() -> str:
-            words = await self._remove(name)
-            if streams.ended_by_engine:
-                words = "; ".join(filter(None, [await self._last_words(name, since, streams), words]))
-            return words
-
-        try:
+        async with listen() as line, contextlib.AsyncExitStack() as failing:
+            gateway = await open_gateway(spec.network)
+            command = interpreter.command() if python else ["python3"]
+            brought = {self._agent: config.AGENT_PATH, str(line.directory): direct.PLACE}
+            if gateway is not None:
+                failing.push_async_callback(gateway.close)
+                brought[str(gateway.directory)] = GATEWAY_PLACE
+            if python:
+                brought[python] = interpreter.PLACE
+            wanted = config.container(
+                spec,
+                image=image.id,
+                user=user,
+                python=command,
+                brought=brought,
+                runtime=self._runtime,
+                cpus=float(self._info.get("NCPU", os.cpu_count() or 1)),
+                labels=self._labels(),
+            )
+            since = time.time()
+            await _to_its_end(self._engine.create(name, wanted))
+            if spec.writable_root:
+                await self._engine.make_directory(name, spec.cwd, user)
+            streams = await attach(self._engine.socket, name)
+            failing.callback(streams.writer.close)
             await _to_its_end(self._engine.start(name))
-        except BaseException:
-            streams.writer.close()
-            raise
-        snapshot = functools.partial(self._snapshot, name) if spec.writable_root else None
-        transport = Transport(streams.reader, streams.writer, destroy, snapshot, gateway)
-        box = AgentBox(name, image.digest, spec, transport, opener=self._open_sibling)
-        try:
+
+            async def destroy() -> str:
+                words = await self._remove(name)
+                if streams.ended_by_engine:
+                    words = "; ".join(filter(None, [await self._last_words(name, since, streams), words]))
+                return words
+
+            snapshot = functools.partial(self._snapshot, name) if spec.writable_root else None
+            transport = Transport(streams, streams.writer, destroy, snapshot, gateway, line, command)
+            box = AgentBox(name, image.digest, spec, transport, opener=self._open_sibling)
+            failing.push_async_callback(box.close)
             await box.ready(START_TIMEOUT_S)
-        except BaseException:
-            await box.close()
-            raise
-        return box
+            failing.pop_all()
+            return box
 
     async def _open_sibling(self, spec: BoxSpec) -> AgentBox:
         return await self._pool.open(spec, keep_warm=False)

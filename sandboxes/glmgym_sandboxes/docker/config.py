@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glmgym.sandbox import BoxSpec, Limits
 from glmgym_sandboxes import bounds
 from glmgym_sandboxes.bounds import ImpossibleBox
-from glmgym_sandboxes.docker import interpreter
-from glmgym_sandboxes.gateway import PLACE
 
 AGENT_PATH = "/run/glmgym-agent.py"
 DEFAULT_USER = (1000, 1000)
@@ -42,9 +40,8 @@ def container(
     *,
     image: str,
     user: tuple[int, int],
-    agent: str,
-    python: str,
-    gate: str,
+    python: Sequence[str],
+    brought: Mapping[str, str],
     runtime: str,
     cpus: float,
     labels: Mapping[str, str],
@@ -54,18 +51,15 @@ def container(
     Args:
         image: the engine's id of it.
         user: uid and gid.
-        agent: the agent's file on this machine.
-        python: the directory of ``interpreter.prepare``, or "" to run the agent with the image's python3.
-        gate: the directory of the box's gateway on this machine, or "" for a box that may reach nothing.
+        python: the command that runs the agent's file at ``AGENT_PATH``.
+        brought: what the container sees, read-only, of this machine: where it is here, and there.
         runtime: the engine's name of an OCI runtime, "" for its default.
         cpus: cores of the machine; the engine refuses a limit above, which would limit nothing.
     """
-    program = interpreter.command() if python else ["python3"]
-    brought = {agent: AGENT_PATH} | ({python: interpreter.PLACE} if python else {}) | ({gate: PLACE} if gate else {})
     mounts = [{"Type": "bind", "Source": here, "Target": there, "ReadOnly": True} for here, there in brought.items()]
     return {
         "Image": image,
-        "Entrypoint": [*program, "-I", "-S", AGENT_PATH, spec.cwd, "0", "0"],
+        "Entrypoint": [*python, "-I", "-S", AGENT_PATH, spec.cwd, "0", "0"],
         "Cmd": [],
         "User": f"{user[0]}:{user[1]}",
         "WorkingDir": "/",  # the engine would make any other one in the image, with a mode that the tmpfs then takes

@@ -1,8 +1,8 @@
-"""A Python for images that have none: as much of this process's own as the agent needs, with its libraries and loader.
+"""A Python for images that have none: as much of this process's own as the agent and the relay need.
 
-It is started through its own loader, so it runs in an image with another C library or with none. The commands of the
-box are the image's and see nothing of it: no environment variable is set. Owns a directory below the cache, named by
-what it is made of.
+Its libraries and its loader come along. That loader starts it, so it runs in an image with another C library or with
+none. The commands of the box are the image's and see nothing of it: no environment variable is set. Owns a directory
+below the cache, named by what it is made of.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import tempfile
 from pathlib import Path
 
 from glmgym.errors import SandboxFailure
-from glmgym_sandboxes import agent
+from glmgym_sandboxes import agent, relay
 
 PLACE = "/run/glmgym-python"  # of the directory in a box
 COLLECT_TIMEOUT_S = 30.0
-# What loading the agent loads: Python modules, and whatever is mapped. In an image without locales, ASCII comes first.
+# What loading the two loads: Python modules, and whatever is mapped. In an image without locales, ASCII comes first.
 _COLLECT = """
-import sys, json, os, encodings.ascii, encodings.latin_1, importlib.util
-spec = importlib.util.spec_from_file_location("agent", sys.argv[1])
-spec.loader.exec_module(importlib.util.module_from_spec(spec))
+import sys, json, os, encodings.ascii, encodings.latin_1, encodings.idna, importlib.util, _socket
+for path in sys.argv[1:]:
+    spec = importlib.util.spec_from_file_location("loaded", path)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 modules = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name != "__main__"}
 mapped = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if line.count("/")}
 json.dump({
@@ -50,7 +51,7 @@ def prepare(cache: Path) -> Path:
     """
     found = json.loads(
         subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _COLLECT, agent.__file__],
+            [sys.executable, "-I", "-S", "-c", _COLLECT, agent.__file__, relay.__file__],
             check=True,
             capture_output=True,
             timeout=COLLECT_TIMEOUT_S,

@@ -10,25 +10,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import dataclass
 
 from glmgym_sandboxes.docker.engine import EngineError
 
 CONNECT_TIMEOUT_S = 30.0
 BUFFER_BYTES = 1 << 20
 STDERR_BYTES = 2048  # of its end kept, for a box's last words
+HEADER_BYTES = 8
 STDOUT, STDERR = 1, 2
 
 
-@dataclass(slots=True)
 class Attached:
-    """``reader`` gives the container's stdout, ``writer`` is its stdin; closing the writer ends the connection."""
+    """The streams of a container: ``read`` gives its stdout, ``writer`` is its stdin; closing that ends the connection.
 
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    stderr: bytes = b""
-    ended_by_engine: bool = False
-    pump: asyncio.Task[None] | None = None
+    ``stderr`` is the end of what it has said there; ``ended_by_engine``, that the connection broke at the other side.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.stderr = b""
+        self.ended_by_engine = False
+        self._reader = reader
+        self._incoming = bytearray()
+
+    async def read(self, n: int = -1, /) -> bytes:
+        """What has arrived of stdout, waiting if that is nothing; empty at the end."""
+        while True:
+            chunk = b""
+            with contextlib.suppress(ConnectionError):
+                chunk = await self._reader.read(n)
+            if not chunk:
+                self.ended_by_engine = not self.writer.is_closing()
+                return b""
+            self._incoming += chunk
+            if arrived := self._stdout():
+                return arrived
+
+    def _stdout(self) -> bytes:
+        """Take the whole pieces at the front apart."""
+        arrived = []
+        while len(self._incoming) >= HEADER_BYTES:
+            stream, end = self._incoming[0], HEADER_BYTES + int.from_bytes(self._incoming[4:HEADER_BYTES], "big")
+            if len(self._incoming) < end:
+                break
+            piece = bytes(self._incoming[HEADER_BYTES:end])
+            del self._incoming[:end]
+            if stream == STDOUT:
+                arrived.append(piece)
+            elif stream == STDERR:
+                self.stderr = (self.stderr + piece)[-STDERR_BYTES:]
+        return b"".join(arrived)
 
 
 async def attach(socket: str, container: str) -> Attached:
@@ -53,9 +84,7 @@ async def attach(socket: str, container: str) -> Attached:
                 raise
     except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
         raise EngineError(0, f"attach to {container}: {type(error).__name__}: {error}") from error
-    attached = Attached(asyncio.StreamReader(limit=BUFFER_BYTES), writer)
-    attached.pump = asyncio.create_task(_pump(raw, attached), name=f"streams of {container}")
-    return attached
+    return Attached(raw, writer)
 
 
 async def _accept(raw: asyncio.StreamReader) -> None:
@@ -68,17 +97,3 @@ async def _accept(raw: asyncio.StreamReader) -> None:
     with contextlib.suppress(ValueError, KeyError, TypeError):  # JSON or plain text, depending on how far it came
         said = json.loads(said)["message"]
     raise EngineError(status, said)
-
-
-async def _pump(raw: asyncio.StreamReader, attached: Attached) -> None:
-    try:
-        while True:
-            header = await raw.readexactly(8)
-            piece = await raw.readexactly(int.from_bytes(header[4:], "big"))
-            if header[0] == STDOUT:
-                attached.reader.feed_data(piece)
-            elif header[0] == STDERR:
-                attached.stderr = (attached.stderr + piece)[-STDERR_BYTES:]
-    except (asyncio.IncompleteReadError, ConnectionError):
-        attached.ended_by_engine = not attached.writer.is_closing()
-        attached.reader.feed_eof()
