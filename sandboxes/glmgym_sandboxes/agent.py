@@ -295,7 +295,7 @@ class Agent:
         self.sink, self.cwd = sink, cwd
         self.likely_to_be_killed = LikelyToBeKilled()
         self.env = dict(os.environb)
-        self.incoming = bytearray()
+        self.incoming, self.chunk = bytearray(), bytearray(1 << 20)
         self.poll = select.poll()
         self.handlers: dict[int, Callable[[int], object]] = {}
         self.processes: dict[int, Process] = {}  # session leaders that have not been waited for
@@ -331,10 +331,10 @@ class Agent:
     # --- the protocol
 
     def receive(self, fd: int) -> None:
-        chunk = os.read(fd, 1 << 20)
-        if not chunk:
+        count = os.readv(fd, [self.chunk])  # into memory that is there: to allocate it takes longer than most commands
+        if not count:
             self.exit()
-        self.incoming += chunk
+        self.incoming += memoryview(self.chunk)[:count]
         for request, kind, fields in frames(self.incoming, MAX_FRAME_BYTES):
             self.handle(request, kind, fields)
 
