@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import subprocess
+import tempfile
 import time
 from typing import Any
 
@@ -90,7 +91,8 @@ def measure(cap: int, image: str) -> dict[str, Any]:
     """Raises ContenderError: not even the first box could be opened."""
     owner = f"label=glmgym.owner={Owner.current()}"
     argv = ["docker", "events", "--filter", owner, "--filter", "type=container", "--format", "{{json .}}"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as events:
+    # To a file: nobody reads a pipe while the crowd is at it, and what does not fit into one would be lost.
+    with tempfile.TemporaryFile("w+") as heard, subprocess.Popen(argv, stdout=heard) as events:
         try:
             time.sleep(1.0)  # until it listens
             began = time.perf_counter()
@@ -101,8 +103,9 @@ def measure(cap: int, image: str) -> dict[str, Any]:
             raise ContenderError(str(failure), type(failure).__name__) from failure
         finally:
             events.terminate()
-        assert events.stdout is not None
-        peak_live, peak_starting = peaks([json.loads(line) for line in events.stdout])
+            events.wait()
+        heard.seek(0)
+        peak_live, peak_starting = peaks([json.loads(line) for line in heard])
     left = subprocess.run(["docker", "ps", "-aq", "--filter", owner], capture_output=True, text=True, check=True)
     return {
         "image": image,
