@@ -170,6 +170,11 @@ def load_component(group: str, name: str) -> Any:
         raise ConfigError(f"{group} {name!r} cannot be imported: {error}; is its extra installed?") from error
 
 
+def component_names(group: str) -> list[str]:
+    """What ``load_component`` knows in a group, by name."""
+    return sorted(entry_points(group=f"glmgym.{group}").names)
+
+
 def _split(id: str) -> tuple[str, int]:
     match = _ID.fullmatch(id)
     assert match is not None

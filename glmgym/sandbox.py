@@ -229,6 +229,17 @@ class SandboxProvider(Protocol):
         ...
 
 
+async def probe(provider: SandboxProvider) -> str:
+    """Why no box of ``provider`` runs a command here, and what to do; "" if one does. Its limits are known then."""
+    try:
+        box = await provider.open(BoxSpec())
+        result = await box.run(["/bin/sh", "-c", "echo works"])
+        await box.close()
+    except SandboxFailure as failure:
+        return str(failure)
+    return "" if result.stdout == b"works\n" else f"a {provider.name} box started, but its shell said {result.text!r}"
+
+
 def view(data: bytes) -> str:
     """Bytes as a policy reads them: UTF-8 with replacement, no ANSI escapes, ``\\r\\n`` and lone ``\\r`` resolved."""
     text = _ANSI.sub("", data.decode("utf-8", "replace")).replace("\r\n", "\n")

@@ -7,17 +7,30 @@ import os
 
 import pytest
 from docker_engine import docker_base, docker_works, private_engine
+from podman_service import podman_socket
 
-from glmgym_sandboxes.bubblewrap import probe
+from glmgym.errors import SandboxFailure
+from glmgym.sandbox import probe
+from glmgym_sandboxes.bubblewrap import open_provider
 
-__all__ = ["docker_base", "docker_works", "private_engine"]  # fixtures of docker_engine.py
+__all__ = ["docker_base", "docker_works", "podman_socket", "private_engine"]  # fixtures of other files
 
 
 @pytest.fixture(scope="session")
 def bubblewrap_works() -> None:
     """Skips where bubblewrap cannot work, with the reason; in CI that is a failure."""
-    problem = asyncio.run(probe())
+    problem = asyncio.run(_probe())
     if problem and os.environ.get("CI") == "true":
         pytest.fail(problem)
     if problem:
         pytest.skip(problem)
+
+
+async def _probe() -> str:
+    try:
+        provider = open_provider({"warm": 0})
+    except SandboxFailure as failure:
+        return str(failure)
+    problem = await probe(provider)
+    await provider.close()
+    return problem

@@ -292,7 +292,7 @@ async def test_an_engine_killed_and_started_again_fails_only_the_rollouts_it_ran
             assert (outcome.stop, outcome.rewards) == (Stop.FAILED, ())
             assert outcome.failure is not None
             assert (outcome.failure.origin, outcome.failure.retryable) == ("sandbox", True)
-        with pytest.raises(SandboxFailure, match="no answer from the Docker engine") as refused:
+        with pytest.raises(SandboxFailure, match="no answer from the container engine") as refused:
             await docker.open(BoxSpec())
         assert refused.value.retryable
         await asyncio.to_thread(own.start)

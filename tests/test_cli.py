@@ -178,7 +178,8 @@ def test_doctor_speaks_json() -> None:
     findings = {entry["name"]: entry for entry in json.loads(glmgym("doctor", "--json").stdout)}
     assert findings["python"]["status"] == "ok"
     assert findings["torch"]["status"] == "ok"
-    assert {"bubblewrap", "docker", "sqlite", "environments"} <= set(findings)
+    assert {"bubblewrap", "docker", "podman", "sqlite", "environments"} <= set(findings)
+    assert "known once" not in findings["docker"]["text"]  # its limits are asked of a provider that has opened a box
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path, refused: Callable[..., str]) -> None:

@@ -22,10 +22,10 @@ from docker_engine import PrivateEngine
 from sandbox_contract import FileContract, OpenBox, SandboxContract, bash, count, host_processes, new_mark, until
 
 from glmgym.errors import ConfigError, SandboxDead, SandboxFailure
-from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, Limits, Network, Sandbox
+from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, Limits, Network, Sandbox, probe
 from glmgym_sandboxes import agent
 from glmgym_sandboxes.bounds import ImpossibleBox
-from glmgym_sandboxes.docker import DockerProvider, open_provider, probe
+from glmgym_sandboxes.docker import DockerProvider, open_provider
 from glmgym_sandboxes.docker.config import check, container
 from glmgym_sandboxes.docker.direct import Listener, listen
 from glmgym_sandboxes.docker.engine import Engine, EngineError
@@ -538,7 +538,7 @@ class TestEngine:
     async def test_no_engine_is_a_failure_that_says_where(self, tmp_path: Path) -> None:
         socket = str(tmp_path / "none.sock")
         provider = open_provider({"socket": socket})
-        with pytest.raises(SandboxFailure, match=r"none\.sock.*is dockerd running") as refused:
+        with pytest.raises(SandboxFailure, match=r"none\.sock.*is it running \(dockerd") as refused:
             await provider.open(BoxSpec())
         assert refused.value.retryable
         await provider.close()
@@ -573,7 +573,7 @@ async def test_an_engine_killed_and_started_again(private_engine: PrivateEngine,
     with tarfile.open(tmp_path / "image.tar", "w") as tar:
         tar.add(tmp_path / "hello", "hello")
     engine = Engine(private_engine.socket)
-    image = await engine.import_image(tmp_path / "image.tar", "glmgym/empty", "1")
+    image = await engine.import_image(tmp_path / "image.tar", "glmgym/empty:1")
     await engine.close()
     provider, spec = open_provider({"warm": 0, "socket": private_engine.socket}), BoxSpec(image=image)
     box, idle = await provider.open(spec), await provider.open(spec)
@@ -583,9 +583,9 @@ async def test_an_engine_killed_and_started_again(private_engine: PrivateEngine,
     assert not running.done()
     await asyncio.to_thread(private_engine.kill)
     for call in (running, idle.read("/hello")):
-        with pytest.raises(SandboxDead, match=f"no answer from the Docker engine at {private_engine.socket}"):
+        with pytest.raises(SandboxDead, match=f"no answer from the container engine at {private_engine.socket}"):
             await call
-    with pytest.raises(EngineError, match="is dockerd running"):
+    with pytest.raises(EngineError, match="is it running"):
         await provider.open(spec)
     await asyncio.to_thread(private_engine.start)
     again = await provider.open(spec)
@@ -627,6 +627,8 @@ def test_a_writable_root_keeps_what_the_image_has_in_the_working_directory() -> 
             brought={},
             runtime="",
             cpus=2.0,
+            podman=False,
+            seccomp="",
             labels={},
         )
         assert made["HostConfig"]["Tmpfs"].keys() == places
@@ -634,7 +636,11 @@ def test_a_writable_root_keeps_what_the_image_has_in_the_working_directory() -> 
 
 
 @pytest.mark.docker
-async def test_the_probe(docker_base: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await probe() is None
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
-    assert "nowhere.sock" in str(await probe())
+async def test_the_probe(docker_base: None) -> None:
+    provider = open_provider({"warm": 0})
+    assert await probe(provider) == ""
+    assert containers_of(os.getpid()) == []
+    await provider.close()
+    nowhere = open_provider({"socket": "/nowhere.sock"})
+    assert "nowhere.sock" in await probe(nowhere)
+    await nowhere.close()

@@ -8,14 +8,13 @@ import platform
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
 from glmgym.errors import GlmgymError
-from glmgym.registry import environments, load_component
-from glmgym.sandbox import SandboxProvider
+from glmgym.registry import component_names, environments, load_component
+from glmgym.sandbox import SandboxProvider, probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,7 @@ async def examine() -> list[Finding]:
         Finding("python", "ok", f"{platform.python_version()} at {sys.executable}"),
         Finding("cpu", "ok", f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"),
         _sqlite(),
-        await _backend("bubblewrap", "missing"),
-        await _backend("docker", "optional"),
+        *[await _backend(name) for name in component_names("sandboxes")],
         _extra("torch", "train", "training and the embedded engine", required=True),
         _extra("transformers", "train", "checkpoints", required=True),
         _extra("torch_npu", "npu", "Ascend NPU; glmgym has not been run on one yet", required=False),
@@ -56,19 +54,17 @@ def _sqlite() -> Finding:
     return Finding("sqlite", "ok", version)
 
 
-async def _backend(name: str, problem_is: Literal["missing", "optional"]) -> Finding:
+async def _backend(name: str) -> Finding:
     """Whether boxes of a backend start here: one is opened."""
+    status: Literal["missing", "optional"] = "missing" if name == "bubblewrap" else "optional"  # it is the default
     try:
-        probe: Callable[[], Any] = load_component("sandbox_probes", name)
+        provider: SandboxProvider = load_component("sandboxes", name)({"warm": 0})
     except GlmgymError as error:
-        return Finding(name, problem_is, str(error))
-    problem = await probe()
-    if problem:
-        return Finding(name, problem_is, problem)
-    provider: SandboxProvider = load_component("sandboxes", name)()
+        return Finding(name, status, str(error))
+    problem = await probe(provider)
     note = provider.limits_note
     await provider.close()
-    return Finding(name, "ok", f"boxes start here. {note}".rstrip())
+    return Finding(name, status, problem) if problem else Finding(name, "ok", f"boxes start here. {note}".rstrip())
 
 
 def _extra(module: str, extra: str, use: str, *, required: bool) -> Finding:

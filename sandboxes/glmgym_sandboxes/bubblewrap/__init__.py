@@ -8,6 +8,6 @@ of a fork, a copy in the scratch directory; ``glmgym gc`` takes both. There is n
 bubblewrap cannot work, opening a box says why.
 """
 
-from glmgym_sandboxes.bubblewrap.backend import BubblewrapProvider, BubblewrapSettings, open_provider, probe
+from glmgym_sandboxes.bubblewrap.backend import BubblewrapProvider, BubblewrapSettings, open_provider
 
-__all__ = ["BubblewrapProvider", "BubblewrapSettings", "open_provider", "probe"]
+__all__ = ["BubblewrapProvider", "BubblewrapSettings", "open_provider"]

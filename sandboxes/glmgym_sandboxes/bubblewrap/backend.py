@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from glmgym.errors import SandboxFailure, boundary
-from glmgym.sandbox import BoxSpec, Sandbox, SandboxProvider
+from glmgym.sandbox import BoxSpec, SandboxProvider
 from glmgym.settings import Settings, parse_settings
 from glmgym_sandboxes import agent, bounds, cgroup, scratch
 from glmgym_sandboxes.bounds import ImpossibleBox
@@ -262,20 +262,6 @@ def open_provider(settings: Mapping[str, Any] | None = None) -> SandboxProvider:
     for controller in host.controllers.values():
         controller.sweep()
     return BubblewrapProvider(parse_settings(BubblewrapSettings, settings or {}, where="[sandbox]"), host)
-
-
-async def probe() -> str | None:
-    """``None`` if a box can be opened here and runs a command, otherwise a sentence: why not, and what to do."""
-    try:
-        provider = open_provider({"warm": 0})
-        try:
-            box: Sandbox = await provider.open(BoxSpec())
-            result = await box.run(["/bin/sh", "-c", "echo works"])
-        finally:
-            await provider.close()
-    except SandboxFailure as failure:
-        return str(failure)
-    return None if result.stdout == b"works\n" else f"a bubblewrap box started, but its shell said {result.text!r}"
 
 
 async def _in_thread(work: Callable[..., _T], *args: Any, undo: Callable[[_T], None]) -> _T:

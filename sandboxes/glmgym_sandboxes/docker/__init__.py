@@ -1,5 +1,5 @@
-"""The Docker backend: ``open_provider`` and ``probe`` as the entry points want them."""
+"""The Docker backend: ``open_provider`` is its entry point."""
 
-from glmgym_sandboxes.docker.backend import DockerProvider, DockerSettings, open_provider, probe
+from glmgym_sandboxes.docker.backend import DockerProvider, DockerSettings, open_provider
 
-__all__ = ["DockerProvider", "DockerSettings", "open_provider", "probe"]
+__all__ = ["DockerProvider", "DockerSettings", "open_provider"]

@@ -25,12 +25,12 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from glmgym.errors import ConfigError, SandboxFailure, boundary
-from glmgym.sandbox import BoxSpec, Sandbox, SandboxProvider
+from glmgym.sandbox import BoxSpec, SandboxProvider
 from glmgym.settings import Settings, parse_settings
 from glmgym_sandboxes import agent
 from glmgym_sandboxes.bounds import ImpossibleBox
 from glmgym_sandboxes.client import AgentBox, Snapshot, Transport
-from glmgym_sandboxes.docker import config, direct, interpreter
+from glmgym_sandboxes.docker import config, direct, interpreter, profile
 from glmgym_sandboxes.docker.direct import listen
 from glmgym_sandboxes.docker.engine import Engine, EngineError
 from glmgym_sandboxes.docker.images import DEFAULT_IMAGE, EngineImage, Images
@@ -54,22 +54,23 @@ class DockerSettings(Settings):
     warm: int = Field(2, ge=0)  # started boxes kept per specification
     max_live: int = Field(64, ge=1)  # boxes at once, warm ones included
     max_starting: int = Field(2 * (os.cpu_count() or 1), ge=1)  # starts at once
-    socket: str = ""  # path of the engine's Unix socket; "" for that of DOCKER_HOST, or else Docker's usual one
+    socket: str = ""  # path of the engine's Unix socket; "" for that of DOCKER_HOST, or else the usual one
     runtime: str = ""  # the engine's name of an OCI runtime, such as "runsc"; "" for its default
 
 
 class DockerProvider:
     """A ``SandboxProvider``; see the module. ``disk_mb`` bounds the working directory and /tmp, each."""
 
-    name = "docker"
-
-    def __init__(self, settings: DockerSettings, socket_path: str) -> None:
+    def __init__(self, settings: DockerSettings, socket_path: str, name: str = "docker") -> None:
+        self.name = name
         self._runtime = settings.runtime
         self._engine = Engine(socket_path)
         self._images = Images(self._engine, ImageStore())
         self._owner = Owner.current()
         self._snapshots = Snapshots(self._engine, self._owner)
         self._info: Mapping[str, Any] | None = None
+        self._is_podman = False
+        self._seccomp = ""  # a profile of ours, or "" for the engine's own
         self._agent = ""
         self._pythons: dict[str, str] = {}  # by id of an image that has none: the directory to mount
         self._users: dict[tuple[str, str], tuple[int, int]] = {}  # by image and name
@@ -93,6 +94,10 @@ class DockerProvider:
         ):
             if not self._info.get(key, True):
                 notes.append(f"{what} is not limited: the engine's machine has no control group for it.")
+        if self._is_podman and not self._seccomp:
+            notes.append(
+                "Namespaces may be made in a box: podman's profile is not on this machine, to make it stricter."
+            )
         return " ".join(notes)
 
     async def open(self, spec: BoxSpec) -> AgentBox:
@@ -110,7 +115,7 @@ class DockerProvider:
 
     async def _start(self, spec: BoxSpec) -> AgentBox:
         name = f"glmgym-{self._owner}-{next(_ids)}"
-        with boundary(SandboxFailure, f"start box {name} with Docker"):
+        with boundary(SandboxFailure, f"start box {name} with {self.name}"):
             await self._prepare()
             image = await self._images.find(spec.image)
             user = await self._user(spec, image)
@@ -147,6 +152,8 @@ class DockerProvider:
                 brought=brought,
                 runtime=self._runtime,
                 cpus=float(self._info.get("NCPU", os.cpu_count() or 1)),
+                podman=self._is_podman,
+                seccomp=self._seccomp,
                 labels=self._labels(),
             )
             since = time.time()
@@ -226,7 +233,11 @@ class DockerProvider:
         """Once: what the engine can limit, and the agent's file where a container can be given it."""
         async with self._preparing:
             if self._info is None:
-                self._agent = await asyncio.to_thread(_agent_file)
+                source = await asyncio.to_thread(Path(agent.__file__).read_bytes)
+                self._agent = await asyncio.to_thread(_kept, source, ".py")
+                self._is_podman = await self._engine.is_podman()
+                if self._is_podman and (filter := await asyncio.to_thread(profile.text)):
+                    self._seccomp = await asyncio.to_thread(_kept, filter.encode(), ".json")
                 self._info = await self._engine.info()
 
 
@@ -237,41 +248,36 @@ def open_provider(settings: Mapping[str, Any] | None = None) -> SandboxProvider:
         ConfigError: an unknown or impossible setting, or a DOCKER_HOST that is no Unix socket. Whether an engine
             answers there shows when the first box is opened.
     """
+    return open_engine("docker", "DOCKER_HOST", DEFAULT_SOCKET, settings)
+
+
+def open_engine(
+    name: str, variable: str, default_socket: str, settings: Mapping[str, Any] | None = None
+) -> SandboxProvider:
+    """The backend ``name``, whose engine is where the settings say, or else the environment variable, or the default.
+
+    Raises:
+        ConfigError: see ``open_provider``.
+    """
     parsed = parse_settings(DockerSettings, settings or {}, where="[sandbox]")
-    return DockerProvider(parsed, _socket_path(parsed.socket))
+    return DockerProvider(parsed, parsed.socket.removeprefix("unix://") or _named(variable) or default_socket, name)
 
 
-async def probe() -> str | None:
-    """``None`` if a box can be opened here and runs a command, otherwise a sentence: why not, and what to do."""
-    provider = open_provider({"warm": 0})
-    try:
-        box: Sandbox = await provider.open(BoxSpec())
-        result = await box.run(["/bin/sh", "-c", "echo works"])
-    except SandboxFailure as failure:
-        return str(failure)
-    finally:
-        await provider.close()
-    return None if result.stdout == b"works\n" else f"a Docker box started, but its shell said {result.text!r}"
-
-
-def _socket_path(setting: str) -> str:
-    """Raises ConfigError: DOCKER_HOST names an engine that is not on this machine."""
-    if setting:
-        return setting.removeprefix("unix://")
-    host = os.environ.get("DOCKER_HOST", "")
+def _named(variable: str) -> str:
+    """Raises ConfigError: the environment variable names an engine that is not on this machine."""
+    host = os.environ.get(variable, "")
     if host and not host.startswith("unix://"):
-        raise ConfigError(f"DOCKER_HOST={host}: only an engine behind unix:// works; or set [sandbox] socket")
-    return host.removeprefix("unix://") or DEFAULT_SOCKET
+        raise ConfigError(f"{variable}={host}: only an engine behind unix:// works; or set [sandbox] socket")
+    return host.removeprefix("unix://")
 
 
-def _agent_file() -> str:
-    """The agent as a file that any user of an image may read, named by its content, so that it never changes."""
-    source = Path(agent.__file__).read_bytes()
-    path = default_root().parent / "agent" / f"{hashlib.sha256(source).hexdigest()[:16]}.py"
+def _kept(content: bytes, suffix: str) -> str:
+    """A file with that content, which anybody may read, named by it, so that it never changes. Blocking."""
+    path = default_root().parent / "agent" / f"{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(source)
+        partial.write_bytes(content)
         partial.chmod(0o644)
         partial.replace(path)
     return str(path.resolve())

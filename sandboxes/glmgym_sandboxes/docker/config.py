@@ -19,6 +19,7 @@ AGENT_PATH = "/run/glmgym-agent.py"
 DEFAULT_USER = (1000, 1000)
 GREATEST_ID = 2**31 - 1  # the engine takes no greater uid
 SHM_BYTES = 16 << 20
+OPEN_FILES, PROCESSES = 1024, 1024  # with podman; the control group's number of processes is the limit of a box
 _SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys", "usr"}
 _MOUNTS = {"dev", "proc", "sys", "tmp"}  # nothing below them can be a place of its own
 
@@ -44,6 +45,8 @@ def container(
     brought: Mapping[str, str],
     runtime: str,
     cpus: float,
+    podman: bool,
+    seccomp: str,
     labels: Mapping[str, str],
 ) -> dict[str, Any]:
     """The configuration of a container whose main process is the agent.
@@ -55,6 +58,8 @@ def container(
         brought: what the container sees, read-only, of this machine: where it is here, and there.
         runtime: the engine's name of an OCI runtime, "" for its default.
         cpus: cores of the machine; the engine refuses a limit above, which would limit nothing.
+        podman: what the engine is, which has words of its own for some of this.
+        seccomp: the file of a system-call filter, "" for the engine's own.
     """
     mounts = [{"Type": "bind", "Source": here, "Target": there, "ReadOnly": True} for here, there in brought.items()]
     return {
@@ -78,13 +83,13 @@ def container(
             "NetworkMode": "none",
             "IpcMode": "private",
             "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
+            "SecurityOpt": ["no-new-privileges", *([f"seccomp={seccomp}"] if seccomp else [])],
             "ReadonlyRootfs": not spec.writable_root,
-            "Tmpfs": tmpfs(spec, user),
+            "Tmpfs": tmpfs(spec, user, podman),
             "ShmSize": SHM_BYTES,
             "Mounts": mounts,
             "LogConfig": {"Type": "none"},  # otherwise the engine keeps all that the agent ever said on its disk
-            "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+            "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in ulimits(podman).items()],
             "Runtime": runtime,
             **limits(spec.limits, cpus),
         },
@@ -108,13 +113,19 @@ def environment(spec: BoxSpec) -> dict[str, str]:
     return {"HOME": spec.cwd, "USER": name, "LANG": "C.UTF-8"}
 
 
-def tmpfs(spec: BoxSpec, user: tuple[int, int]) -> dict[str, str]:
+def ulimits(podman: bool) -> dict[str, int]:
+    """podman asks for its own machine's greatest, which is more than some kernels give a container."""
+    return {"core": 0} | ({"nofile": OPEN_FILES, "nproc": PROCESSES} if podman else {})
+
+
+def tmpfs(spec: BoxSpec, user: tuple[int, int], podman: bool) -> dict[str, str]:
     """Sized memory over /tmp and, unless the root is writable and holds it, the working directory.
 
     The owner is given since runc sets the mode of a directory that the image has at that place, whatever is asked for.
     """
     size = f"exec,size={spec.limits.disk_mb}m,mode=1777"
-    work = {posixpath.normpath(spec.cwd): f"{size},uid={user[0]},gid={user[1]}"}
+    owner = "U" if podman else f"uid={user[0]},gid={user[1]}"
+    work = {posixpath.normpath(spec.cwd): f"{size},{owner}"}
     return {**({} if spec.writable_root else work), "/tmp": size}
 
 

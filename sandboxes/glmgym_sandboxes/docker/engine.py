@@ -23,6 +23,7 @@ from glmgym.errors import SandboxFailure
 
 API = "http://localhost"  # the host name of a Unix socket means nothing
 ANSWER_TIMEOUT_S = 120.0  # a loaded engine starts a container in seconds, never in minutes
+RETRY_S = 0.2
 PIECE_BYTES = 1 << 20
 
 
@@ -32,7 +33,7 @@ class EngineError(SandboxFailure):
     def __init__(self, status: int, message: str) -> None:
         self.status = status
         self.message = message
-        super().__init__(f"the Docker engine answered {status}: {message}" if status else message)
+        super().__init__(f"the container engine answered {status}: {message}" if status else message)
 
 
 class Engine:
@@ -53,6 +54,11 @@ class Engine:
         with self._answering("ask the engine about itself"):
             return await self._docker.system.info()
 
+    async def is_podman(self) -> bool:
+        with self._answering("ask the engine what it is"):
+            components = (await self._docker.version()).get("Components") or []
+        return any(component["Name"] == "Podman Engine" for component in components)
+
     async def create(self, name: str, config: Mapping[str, Any]) -> None:
         with self._answering(f"create container {name}"):
             await self._docker.containers.create(dict(config), name=name)
@@ -65,13 +71,18 @@ class Engine:
         """Kill it, remove it with its volumes, and return when it is gone; fine if it is gone or going already."""
         container = self._docker.containers.container(name)
         with self._answering(f"remove container {name}"):
-            try:
-                await container.delete(force=True, v=True, timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S))
-            except aiodocker.DockerError as error:
-                if error.status == 409:  # the engine is removing it on its own
-                    await self._gone(container)
-                elif error.status != 404:
-                    raise
+            for may_retry in (True, True, False):
+                try:
+                    await container.delete(force=True, v=True, timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S))
+                    return
+                except aiodocker.DockerError as error:
+                    if error.status == 404:
+                        return
+                    if error.status == 409:  # the engine is removing it on its own
+                        return await self._gone(container)
+                    if not (may_retry and error.status == 500):
+                        raise
+                await asyncio.sleep(RETRY_S)  # podman fails to kill what ends at this moment
 
     async def make_directory(self, name: str, path: str, owner: tuple[int, int]) -> None:
         """Make ``path`` in a container that is not started, or change its owner; parents are made as needed."""
@@ -120,16 +131,16 @@ class Engine:
             images = await self._docker.images.list()
         return sorted(tag for image in images for tag in image["RepoTags"] or [] if tag != "<none>:<none>")
 
-    async def import_image(self, tar: Path, repository: str, tag: str) -> str:
-        """Make an image of a root file system; returns its id."""
-        params = {"fromSrc": "-", "repo": repository, "tag": tag}
+    async def import_image(self, tar: Path, reference: str) -> str:
+        """Make an image ``NAME:TAG`` of a root file system; returns its id."""
+        params = {"fromSrc": "-", "repo": reference}
         async with self._request("POST", "images/create", params=params, data=_pieces(tar)) as answer:
             for line in (await answer.read()).splitlines():
                 if problem := json.loads(line).get("error"):
                     raise EngineError(500, f"import {tar}: {problem}")
-        id = await self.image_id(f"{repository}:{tag}")
+        id = await self.image_id(reference)
         if id is None:
-            raise EngineError(0, f"the Docker engine imported {tar} and does not have {repository}:{tag}")
+            raise EngineError(0, f"the container engine imported {tar} and does not have {reference}")
         return id
 
     async def commit(self, name: str, repository: str, tag: str) -> str:
@@ -180,8 +191,8 @@ class Engine:
 
     def _unreachable(self, doing: str, error: BaseException) -> EngineError:
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        advice = "is dockerd running, and may this user use it (group docker)?"
-        return EngineError(0, f"{doing}: no answer from the Docker engine at {self.socket}: {said}; {advice}")
+        advice = "is it running (dockerd, podman system service), and may this user use it (group docker)?"
+        return EngineError(0, f"{doing}: no answer from the container engine at {self.socket}: {said}; {advice}")
 
 
 async def _pieces(path: Path) -> AsyncIterator[bytes]:

@@ -52,12 +52,11 @@ class Images:
             id = await self._engine.image_id(name)
             if id is None:
                 names = ", ".join(await self._engine.image_names()) or "none"
-                raise ImpossibleBox(f"{missing}; images of the Docker engine: {names}") from missing
+                raise ImpossibleBox(f"{missing}; images of the container engine: {names}") from missing
             return EngineImage(id, id)
         id = await self._engine.image_id(image.tag)
         if id is None:
-            repository, _, tag = image.tag.rpartition(":")
-            id = await self._engine.import_image(image.tar, repository, tag)
+            id = await self._engine.import_image(image.tar, image.tag)
         return EngineImage(id, image.digest)
 
     async def close(self) -> None:
