@@ -186,6 +186,7 @@ class Sandbox(Protocol):
         """``count`` new boxes that start with the files this one has now; its processes are not copied.
 
         Raises:
+            ValueError: ``count`` is below 1, or more than can ever live beside this box.
             SandboxFailure: a sibling could not be started; none is left behind then.
         """
         ...

@@ -416,6 +416,16 @@ async def test_a_backend_that_cannot_fork_says_so(provider: SandboxProvider, box
 
 
 @pytest.mark.bubblewrap
+async def test_more_siblings_than_can_ever_live_are_refused(bubblewrap_works: None) -> None:
+    """They would be waited for without end."""
+    provider: SandboxProvider = open_provider({"warm": 0, "max_live": 3})
+    box = await provider.open(BoxSpec())
+    with pytest.raises(ValueError, match=r"fork: 3 siblings and the box itself are more than max_live = 3"):
+        await box.fork(3)
+    assert len(await box.fork(2)) == 2
+    await provider.close()
+
+
 async def test_forking_into_nothing_is_a_mistake(box: AgentBox) -> None:
     for one in (box, FakeSandbox()):
         with pytest.raises(ValueError, match="at least 1, got 0"):

@@ -92,10 +92,19 @@ class Transport:
 
 
 class AgentBox:
-    """A ``Sandbox`` whose main process is the agent. ``opener`` opens its siblings when it is forked."""
+    """A ``Sandbox`` whose main process is the agent.
+
+    ``opener`` opens its siblings when it is forked; more than ``max_siblings`` can never live beside it.
+    """
 
     def __init__(
-        self, id: str, image_digest: str, spec: BoxSpec, transport: Transport, opener: Opener | None = None
+        self,
+        id: str,
+        image_digest: str,
+        spec: BoxSpec,
+        transport: Transport,
+        opener: Opener | None = None,
+        max_siblings: int = 0,
     ) -> None:
         self.id = id
         self.image_digest = image_digest
@@ -105,6 +114,7 @@ class AgentBox:
         self._transport = transport
         self._writer = transport.writer
         self._opener = opener
+        self._max_siblings = max_siblings
         self._pending: dict[int, asyncio.Future[tuple[int, list[bytes]]]] = {}
         self._numbers = itertools.count(1)
         self._death = ""
@@ -192,8 +202,13 @@ class AgentBox:
         """See ``Sandbox``. Files are copied one after the other while commands go on: stop what writes them first.
 
         Modes, times, symlinks and pipes are kept, sockets left out; hard links become copies. What lies outside the
-        working directory and /tmp comes along if the backend can take a snapshot of it.
+        working directory and /tmp comes along if the backend can take a snapshot of it. Siblings wait for room like any
+        box: several boxes that fork at once, each keeping its own place, need ``max_live`` for all of them.
         """
+        if self._opener is not None and count > self._max_siblings:
+            raise ValueError(
+                f"fork: {count} siblings and the box itself are more than max_live = {self._max_siblings + 1}"
+            )
         siblings = await open_siblings(self, self._spec, count, self._opener, self._transport.snapshot)
         return list(siblings)
 

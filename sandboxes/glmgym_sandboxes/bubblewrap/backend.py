@@ -76,6 +76,7 @@ class BubblewrapProvider:
         self._bases: dict[str, Base] = {}  # by image
         self._forks: dict[str, tuple[str, str]] = {}  # name of a snapshot: image, and what siblings start with
         self._preparing = asyncio.Lock()
+        self._max_live = settings.max_live
         self._pool = WarmPool(
             self._start, warm=settings.warm, max_live=settings.max_live, max_starting=settings.max_starting
         )
@@ -134,7 +135,7 @@ class BubblewrapProvider:
                 assert process.stdout is not None
                 snapshot = functools.partial(self._snapshot, spec, process.pid) if spec.writable_root else None
                 transport = Transport(process.stdout, process.stdin, destroy, snapshot, gateway)
-                box = AgentBox(id, base.digest, spec, transport, opener=self._open_sibling)
+                box = AgentBox(id, base.digest, spec, transport, self._open_sibling, self._max_live - 1)
                 failing.push_async_callback(box.close)
                 try:
                     await box.ready(START_TIMEOUT_S)

@@ -64,6 +64,7 @@ class DockerProvider:
     def __init__(self, settings: DockerSettings, socket_path: str, name: str = "docker") -> None:
         self.name = name
         self._runtime = settings.runtime
+        self._max_live = settings.max_live
         self._engine = Engine(socket_path)
         self._images = Images(self._engine, ImageStore())
         self._owner = Owner.current()
@@ -172,7 +173,7 @@ class DockerProvider:
 
             snapshot = functools.partial(self._snapshot, name) if spec.writable_root else None
             transport = Transport(streams, streams.writer, destroy, snapshot, gateway, line, command)
-            box = AgentBox(name, image.digest, spec, transport, opener=self._open_sibling)
+            box = AgentBox(name, image.digest, spec, transport, self._open_sibling, self._max_live - 1)
             failing.push_async_callback(box.close)
             await box.ready(START_TIMEOUT_S)
             failing.pop_all()
