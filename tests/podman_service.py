@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -40,7 +41,15 @@ def podman_socket(docker_base: None) -> Iterator[str]:
     yield str(socket)
     service.terminate()
     service.wait(START_TIMEOUT_S)
+    while any(str(root) in text for text in _command_lines()):  # it cleans up after each container when it pleases
+        time.sleep(0.1)
     for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
         if (place := Path(line.split()[4])).is_relative_to(root):
             subprocess.run(["umount", place], check=True)
     shutil.rmtree(root)
+
+
+def _command_lines() -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            yield path.read_text("utf-8", "replace")
