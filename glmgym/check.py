@@ -110,18 +110,20 @@ async def play(
     """
     boxes: list[Sandbox] = []
 
-    async def open_box() -> Sandbox:
+    env_id, own = spec.id, spec.box_of(task)
+
+    async def open_box(spec: BoxSpec | None = None) -> Sandbox:
         if provider is None:
-            raise ConfigError(f"{spec.id} asks for a box, but none can be opened")
-        boxes.append(await provider.open(spec.box or BoxSpec()))
+            raise ConfigError(f"{env_id} asks for a box, but none can be opened")
+        boxes.append(await provider.open(spec or own or BoxSpec()))
         return boxes[-1]
 
     try:
-        box = await open_box() if spec.box is not None else None
+        box = await open_box() if own is not None else None
         env: Env = spec.make()
         with boundary(EnvFailure, "reset"):
             opening = await env.reset(task, box)
-        files = await _digest_files(box, spec, opening) if box is not None and list_files else {}
+        files = await _digest_files(box, own, opening) if own is not None and list_files and box is not None else {}
         messages = list(opening.messages)
         for reply in replies:
             messages.append(reply)
@@ -181,12 +183,11 @@ def _reset_differences(task: Task, episodes: Sequence[Episode]) -> list[str]:
     return problems
 
 
-async def _digest_files(box: Sandbox, spec: EnvSpec, opening: Opening) -> dict[str, str]:
+async def _digest_files(box: Sandbox, spec: BoxSpec, opening: Opening) -> dict[str, str]:
     """Digests of the regular files in the box's working directory; those of volatile files are left blank."""
-    assert spec.box is not None
     # Sorted, so that the part of a long listing that is kept is the same part every time.
     find = 'find "$0" -type f -exec sha256sum {} + | sort -k 2'
-    listing = await box.run(["bash", "-c", find, spec.box.cwd])
+    listing = await box.run(["bash", "-c", find, spec.cwd])
     if listing.exit_code != 0:
         raise EnvFailure(f"the files after reset cannot be listed: {listing.text.strip()}")
     digests = {path: digest for digest, _, path in (line.partition("  ") for line in listing.text.splitlines())}

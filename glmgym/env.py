@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from glmgym.messages import Message, ToolSpec
-from glmgym.sandbox import Sandbox
+from glmgym.sandbox import BoxSpec, Sandbox
 from glmgym.trajectory import Reward
 
 Split = Literal["train", "heldout"]
@@ -17,7 +17,8 @@ Split = Literal["train", "heldout"]
 class Task:
     """One problem. ``data`` is plain JSON that the environment understands; the policy sees only what ``reset`` shows.
 
-    A procedural task set gives each task its ``id``.
+    A procedural task set gives each task its ``id``. ``wall_s`` and ``score_s`` are the seconds that the policy and the
+    grading of this task have; ``None`` leaves them to the run's ``Budget``.
     """
 
     id: str = ""
@@ -25,6 +26,8 @@ class Task:
     data: Mapping[str, Any] = field(default_factory=dict)
     family: str = ""
     domain: str = ""
+    wall_s: float | None = None
+    score_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,12 @@ class Step:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
+class OpenBox(Protocol):
+    """A fresh box for grading: of the task's own kind, or of another."""
+
+    async def __call__(self, spec: BoxSpec | None = None) -> Sandbox: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreView:
     """What a scorer may look at: the task, the transcript, the policy's box, and a way to open a fresh one.
@@ -57,7 +66,7 @@ class ScoreView:
     task: Task
     messages: tuple[Message, ...]
     box: Sandbox | None
-    open_box: Callable[[], Awaitable[Sandbox]]
+    open_box: OpenBox
 
     @property
     def answer(self) -> str:

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from glmgym.env import Env, Oracle, TaskSet
+from glmgym.env import Env, Oracle, Task, TaskSet
 from glmgym.errors import BoundaryFailure, ConfigError, EnvFailure, UnknownName, boundary
 from glmgym.sandbox import BoxSpec
 
@@ -29,15 +29,22 @@ _ID = re.compile(r"(?P<name>[A-Za-z][\w./-]*?)-v(?P<version>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """A registered environment: how to make one episode, its tasks, the box it needs, and a policy that solves it."""
+    """A registered environment: how to make one episode, its tasks, the box it needs, and a policy that solves it.
+
+    ``box`` may differ from task to task; see ``box_of``.
+    """
 
     id: str
     make: Callable[[], Env]
     tasks: TaskSet
-    box: BoxSpec | None = None
+    box: BoxSpec | Callable[[Task], BoxSpec] | None = None
     oracle: Oracle | None = None
     max_turns: int = 16
     description: str = ""
+
+    def box_of(self, task: Task) -> BoxSpec | None:
+        """The box an episode of ``task`` gets; ``None`` if the environment needs none."""
+        return self.box(task) if callable(self.box) else self.box
 
     @property
     def suite(self) -> str:
@@ -55,7 +62,7 @@ def register(
     make: Callable[[], Env],
     *,
     tasks: TaskSet,
-    box: BoxSpec | None = None,
+    box: BoxSpec | Callable[[Task], BoxSpec] | None = None,
     oracle: Oracle | None = None,
     max_turns: int = 16,
     description: str = "",
@@ -65,7 +72,7 @@ def register(
     Args:
         make: called once per episode, with no arguments.
         tasks: the task set; see ``glmgym.procedural`` for the common case.
-        box: the sandbox each episode gets, or ``None`` for tools that need none.
+        box: the sandbox each episode gets, a function from the task to it, or ``None`` for tools that need none.
         oracle: gives the assistant turns that solve a task; ``glmgym check`` plays it.
 
     Raises:

@@ -63,7 +63,7 @@ class OutOfTime(TimeoutError):
 
 
 class Budget(Settings):
-    """What one trajectory may spend."""
+    """What one trajectory may spend; a task that names its own seconds has those."""
 
     max_turns: int | None = Field(default=None, ge=1)  # assistant turns; None takes the environment's own limit
     max_turn_tokens: int = Field(default=256, ge=1)  # sampled tokens of one turn; a longer one is cut, and plays on
@@ -121,7 +121,7 @@ async def run_trajectory(job: Job, house: House) -> Trajectory:
     """
     episode = _Episode(job, house)
     try:
-        async with _session(house.engine, job.id), _opened_box(house, job.spec.box) as box:
+        async with _session(house.engine, job.id), _opened_box(house, job.spec.box_of(job.task)) as box:
             stop = await episode.interact(box)
             outcome = Outcome(stop, await episode.grade(box))
     except BoundaryFailure as failure:
@@ -144,12 +144,16 @@ class _Episode:
         self.num_turns = 0
         self.num_requests = 0  # to the engine: turns and summaries
 
+    @property
+    def wall_s(self) -> float:
+        return self.job.task.wall_s or self.house.budget.wall_s
+
     async def interact(self, box: Sandbox | None) -> Stop:
         """Reset, then turns until a stop rule fires."""
         budget, house = self.house.budget, self.house
         self.image_digest = box.image_digest if box is not None else ""
         self.env, self.opening = await self._reset(box)
-        deadline = time.monotonic() + budget.wall_s
+        deadline = time.monotonic() + self.wall_s
         limit = house.context_limit
         self.context = context = Context(house.chat, self.opening, limit=limit, compaction=house.compaction)
         if context.room < 1:
@@ -182,12 +186,13 @@ class _Episode:
         what, started = f"score {self.job.task.id}", time.monotonic()
         async with AsyncExitStack() as fresh:
 
-            async def open_box() -> Sandbox:
-                return await fresh.enter_async_context(_open(self.house, self.job.spec.box or BoxSpec()))
+            async def open_box(spec: BoxSpec | None = None) -> Sandbox:
+                own = self.job.spec.box_of(self.job.task) or BoxSpec()
+                return await fresh.enter_async_context(_open(self.house, spec or own))
 
             view = ScoreView(self.job.task, tuple(self.messages), box, open_box)
             with boundary(ScorerFailure, what):
-                rewards = await _within(self._rewards(view, what), self.house.budget.score_s)
+                rewards = await _within(self._rewards(view, what), self.job.task.score_s or self.house.budget.score_s)
         self.timings["score"] += time.monotonic() - started
         return rewards
 
@@ -219,7 +224,7 @@ class _Episode:
         started = time.monotonic()
         with boundary(EnvFailure, f"reset {self.job.spec.id} on {self.job.task.id}"):
             env = self.job.spec.make()
-            opening = await _within(env.reset(self.job.task, box), self.house.budget.wall_s)
+            opening = await _within(env.reset(self.job.task, box), self.wall_s)
             self.messages = list(opening.messages)
         self.timings["reset"] += time.monotonic() - started
         return env, opening
