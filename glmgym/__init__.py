@@ -3,6 +3,8 @@
 ``glmgym.tool`` is the decorator; its module is imported as ``from glmgym.tool import ...``.
 """
 
+import sys
+
 from glmgym.env import Env, Opening, ScoreView, Step, Task
 from glmgym.messages import Message, ToolCall, assistant, system, user
 from glmgym.registry import register
@@ -31,3 +33,6 @@ __all__ = [
     "tool",
     "user",
 ]
+
+if "gymnasium" in sys.modules:  # so that gymnasium.make("glmgym/Terminal-v0") works after both are imported
+    import glmgym.gym  # noqa: F401

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from glmgym.env import Env, Opening, ScoreView, Split, Task
-from glmgym.errors import BoundaryFailure, ConfigError, EnvFailure, ScorerFailure, boundary
+from glmgym.env import Opening, Split, Task
+from glmgym.episode import Episode
+from glmgym.errors import BoundaryFailure, ConfigError, EnvFailure, boundary
 from glmgym.messages import Message, assistant
 from glmgym.registry import EnvSpec
 from glmgym.sandbox import BoxSpec, Sandbox, SandboxProvider
@@ -25,7 +26,7 @@ _NOTHING: tuple[tuple[str, tuple[Message, ...]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class Played:
     """What one scripted episode showed. ``files`` maps a path to a digest, as they were after reset."""
 
     opening: Opening
@@ -102,47 +103,28 @@ async def check(spec: EnvSpec, provider: SandboxProvider | None, *, tasks: int =
 
 async def play(
     spec: EnvSpec, task: Task, replies: Sequence[Message], provider: SandboxProvider | None, *, list_files: bool = False
-) -> Episode:
+) -> Played:
     """One episode of fixed assistant turns, graded; replies after the end are not played.
 
     Raises:
         BoundaryFailure: the environment, its scorer or the sandbox broke.
     """
-    boxes: list[Sandbox] = []
-
-    env_id, own = spec.id, spec.box_of(task)
-
-    async def open_box(spec: BoxSpec | None = None) -> Sandbox:
-        if provider is None:
-            raise ConfigError(f"{env_id} asks for a box, but none can be opened")
-        boxes.append(await provider.open(spec or own or BoxSpec()))
-        return boxes[-1]
-
-    try:
-        box = await open_box() if own is not None else None
-        env: Env = spec.make()
-        with boundary(EnvFailure, "reset"):
-            opening = await env.reset(task, box)
-        files = await _digest_files(box, own, opening) if own is not None and list_files and box is not None else {}
-        messages = list(opening.messages)
+    box_spec = spec.box_of(task)
+    async with Episode(spec, task, provider) as episode:
+        opening = await episode.reset()
+        files: dict[str, str] = {}
+        if list_files and episode.box is not None and box_spec is not None:
+            files = await _digest_files(episode.box, box_spec, opening)
         for reply in replies:
-            messages.append(reply)
-            with boundary(EnvFailure, "step"):
-                step = await env.step(reply)
-            messages += step.observation
+            step = await episode.step(reply)
             if step.terminated or step.truncated:
                 break
-        with boundary(ScorerFailure, "score"):
-            rewards = await env.score(ScoreView(task, tuple(messages), box, open_box))
-        return Episode(opening, tuple(messages), rewards, files)
-    finally:
-        for opened in boxes:
-            await opened.close()
+        return Played(opening, tuple(episode.messages), await episode.score(), files)
 
 
 async def _check_task(spec: EnvSpec, task: Task, provider: SandboxProvider | None) -> tuple[int, list[str]]:
     problems: list[str] = []
-    seen: list[Episode] = []
+    seen: list[Played] = []
     try:
         for name, replies, expected in _scripts(spec, task):
             if len(replies) > spec.max_turns:
@@ -170,7 +152,7 @@ def _scripts(spec: EnvSpec, task: Task) -> list[tuple[str, Sequence[Message], fl
     return scripts + [(f"doing nothing ({name})", replies, 0.0) for name, replies in _NOTHING]
 
 
-def _reset_differences(task: Task, episodes: Sequence[Episode]) -> list[str]:
+def _reset_differences(task: Task, episodes: Sequence[Played]) -> list[str]:
     if not episodes:
         return []
     first = episodes[0]

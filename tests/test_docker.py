@@ -150,7 +150,7 @@ print(errno("syscall", 250, 0, 0, 0, 0, 0), errno("socket", 2, 3, 1), errno("soc
         assert (await bash(box, "tr '\\0' ' ' < /proc/1/cmdline")).stdout.startswith(
             b"python3 -I -S /run/glmgym-agent.py"
         )
-        assert (await bash(box, "cat /proc/self/oom_score_adj /proc/1/oom_score_adj")).stdout == b"1000\n0\n"
+        assert (await bash(box, "sleep 0.1; cat /proc/self/oom_score_adj /proc/1/oom_score_adj")).stdout == b"1000\n0\n"
         sizes = "stat -f -c '%S %b' /work /tmp | awk '{print $1 * $2}'"
         assert (await bash(box, sizes)).stdout == b"268435456\n268435456\n"
         script = "#!/bin/sh\necho ran\n"

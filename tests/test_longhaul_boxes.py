@@ -12,7 +12,7 @@ import pytest
 
 from glmgym import Message, Task, ToolCall, assistant
 from glmgym.chat import Chat, load_tokenizer
-from glmgym.check import Episode, check, play
+from glmgym.check import Played, check, play
 from glmgym.engines import ScriptedEngine
 from glmgym.registry import environment
 from glmgym.rollout import Budget, House, Job, run_trajectory
@@ -118,7 +118,7 @@ async def test_demonstrations_say_exactly_what_the_environment_says(provider: Sa
         for seed in range(3):
             task = _task(length)
             demo = demonstrate(task, random.Random(seed), 0.25)
-            episode: Episode = await play(SPEC, task, [m for m in demo if m.role == "assistant"], provider)
+            episode: Played = await play(SPEC, task, [m for m in demo if m.role == "assistant"], provider)
             assert list(episode.messages[len(episode.opening.messages) :]) == demo
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from glmgym import BoxSpec, Message, Task, ToolCall, assistant
-from glmgym.check import Episode, check, play
+from glmgym.check import Played, check, play
 from glmgym.errors import ConfigError, EnvFailure, SandboxDead
 from glmgym.registry import environment
 from glmgym.sandbox import CommandError, CommandResult, Sandbox, SandboxProvider
@@ -58,7 +58,7 @@ def _python(*scripts: str) -> list[Message]:
     return [assistant("", ToolCall(f"c{i}", "python", {"code": code})) for i, code in enumerate(scripts)]
 
 
-def _observed(episode: Episode) -> list[str]:
+def _observed(episode: Played) -> list[str]:
     return [message.content for message in episode.messages if message.role == "tool"]
 
 

@@ -100,8 +100,16 @@ class TestBubblewrap(SandboxContract):
         assert await box.read("/app/src/here") == b""
         assert (await (await box.shell()).run("echo $PWD $COLOUR")).stdout == b"/app/src blue\n"
 
+    async def test_a_command_larger_than_a_frame_is_refused_and_the_box_goes_on(self, box: Sandbox) -> None:
+        with pytest.raises(CommandError, match="put the input into a file"):
+            await box.run(["cat"], stdin=bytes(64 << 20))
+        assert len((await box.run(["tail", "-c", "5"], stdin=bytes(62 << 20))).stdout) == 5
+
     async def test_a_command_is_the_first_to_go_when_memory_runs_out(self, box: Sandbox) -> None:
-        scores = "cat /proc/self/oom_score_adj /proc/1/oom_score_adj"
+        """The agent lowers its own score again when a start is through, which is a moment later."""
+        scores = (
+            "sleep 0.1; cat /proc/self/oom_score_adj /proc/1/oom_score_adj"
+        )
         assert (await bash(box, scores)).stdout == b"1000\n0\n"
         assert (await (await box.shell()).run(scores)).stdout == b"1000\n0\n"
 

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 GRACE_S = 10.0  # how much later than a command's own timeout a silent agent is given up
 PIECE_BYTES = 4 << 20  # files larger than this travel in several requests
 CHUNK_BYTES = 1 << 20
+MAX_REQUEST_BYTES = agent.MAX_FRAME_BYTES - (1 << 20)  # the lengths of the fields are part of a frame
 _ANSWERS = {  # request -> reply, and how many fields it has
     agent.RUN: (agent.RESULT, 6),
     agent.SHELL: (agent.RESULT, 5),
@@ -290,6 +291,8 @@ class AgentBox:
         """
         if self._death:
             raise SandboxDead(f"box {self.id} is gone: {self._death}")
+        if (size := sum(map(len, fields))) > MAX_REQUEST_BYTES:  # files travel in pieces, so this is a command
+            raise CommandError(f"box {self.id}: a command and its input of {size} bytes; put the input into a file")
         number = next(self._numbers)
         future: asyncio.Future[tuple[int, list[bytes]]] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
