@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from glmgym.env import Opening, ScoreView, Step, Task
 from glmgym.errors import ConfigError, did_you_mean
+from glmgym.guard import Blocked, Guard
 from glmgym.messages import Message, ToolCall, system, tool_result, user
 from glmgym.sandbox import Sandbox
 from glmgym.tool import Tool, ToolResult
@@ -23,6 +24,7 @@ class ToolEnv(ABC):
     tools: Sequence[Tool] = ()
     system: str = ""
     max_observation_chars: int = 8_000  # kept of each tool output: half from its head, half from its tail
+    guard: Guard | None = None  # what the policy may not do; see there
 
     task: Task
     box: Sandbox | None
@@ -55,18 +57,24 @@ class ToolEnv(ABC):
         """Run the calls of one reply in order; a reply without calls is the final answer.
 
         A call that is malformed, unknown or refused is answered like any other, with its own id and a text that starts
-        with ``error:``; ``info["failed_calls"]`` counts them.
+        with ``error:``; ``info["failed_calls"]`` counts them. What the guard blocks is not run: it is answered with the
+        guard's dummy observation, and ``info["guarded"]`` lists it.
         """
         if not reply.tool_calls:
             return Step(terminated=True)
-        results = [await self._answer(call) for call in reply.tool_calls]
+        blocked: list[Blocked] = []
+        results = [await self._answer(call, blocked) for call in reply.tool_calls]
         texts = [_clip(r.text if r.ok else f"error: {r.text}", self.max_observation_chars) for r in results]
         observation = tuple(tool_result(call, text) for call, text in zip(reply.tool_calls, texts, strict=True))
-        return Step(observation, info={"failed_calls": sum(not result.ok for result in results)})
+        guarded = {"guarded": [each.as_dict() for each in blocked]} if blocked else {}
+        return Step(observation, info={"failed_calls": sum(not result.ok for result in results), **guarded})
 
-    async def _answer(self, call: ToolCall) -> ToolResult:
+    async def _answer(self, call: ToolCall, blocked: list[Blocked]) -> ToolResult:
         if call.error is not None:
             return ToolResult(call.error, ok=False)
+        if self.guard is not None and (found := await self.guard.check(call)) is not None:
+            blocked.append(found)
+            return ToolResult(self.guard.refusal)
         if call.name not in self._tools:
             return ToolResult(f"unknown tool {call.name!r}{did_you_mean(call.name, self._tools)}", ok=False)
         return await self._tools[call.name](call.arguments, self.box)

@@ -1,0 +1,115 @@
+"""The trusted process in a grading box: starts the tests in a process of their own and signs what that reported.
+
+Standard library only, run by ``python3 -I -S -c``; it never imports what the policy wrote. The key comes by its
+standard input, stays in memory that no other process may read, and goes to nobody: what lies in the results' file is
+the runner's word, or there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import hmac
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from typing import Any
+
+RESERVED_BYTES = 4 << 20  # kept free for the results, whatever the tests write
+MAX_STREAM_BYTES = 64 << 20
+KEPT_OUTPUT_BYTES = 32 << 10  # of each end of what the tests print
+DRAIN_S = 0.2  # a process that outlives the tests may hold their pipes open
+
+
+def hide() -> None:
+    """Make this process's memory and descriptors unreadable to others of the same user (PR_SET_DUMPABLE)."""
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+
+
+class Kept:
+    """The head and the tail of a stream."""
+
+    def __init__(self, room: int) -> None:
+        self._room, self._head, self._tail = room, b"", b""
+
+    def add(self, data: bytes) -> None:
+        free = self._room - len(self._head)
+        self._head += data[: max(free, 0)]
+        self._tail = (self._tail + data[max(free, 0) :])[-self._room :]
+
+    def text(self) -> str:
+        return (self._head + self._tail).decode("utf-8", "replace")
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Run the tests; what they reported, printed, and how their process ended."""
+    source, sink = os.pipe()
+    out, into = os.pipe()
+    child = subprocess.Popen(
+        [*job["python"], "-c", job["program"]],
+        stdin=subprocess.PIPE,
+        stdout=into,
+        stderr=into,
+        pass_fds=[sink],
+        env=job["env"],
+        cwd=job["root"],
+        start_new_session=True,
+    )
+    os.close(sink)
+    os.close(into)
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(json.dumps({**job["tests"], "sink": sink}).encode())
+        child.stdin.close()
+    stream, output = bytearray(), Kept(KEPT_OUTPUT_BYTES)
+    deadline, ended_at, timed_out = time.monotonic() + job["timeout_s"], None, False
+    with selectors.DefaultSelector() as waiting:
+        for fd in (source, out):
+            os.set_blocking(fd, False)
+            waiting.register(fd, selectors.EVENT_READ)
+        while waiting.get_map():
+            for key, _ in waiting.select(0.05):
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    waiting.unregister(key.fd)
+                elif key.fd == out:
+                    output.add(data)
+                elif len(stream) <= MAX_STREAM_BYTES:
+                    stream += data
+            now = time.monotonic()
+            if child.poll() is not None:
+                ended_at = ended_at or now
+                if now - ended_at > DRAIN_S:
+                    break
+            elif now > deadline:
+                timed_out = True
+                break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    exit_code = child.wait()
+    text = bytes(stream).decode("utf-8", "replace")
+    return {"exit": exit_code, "timed_out": timed_out, "stream": text, "output": output.text()}
+
+
+def main() -> None:
+    """One job, from standard input to a signed file."""
+    hide()
+    job = json.loads(sys.stdin.buffer.read())
+    key = bytes.fromhex(job.pop("key"))
+    fd = os.open(job["results"], os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.posix_fallocate(fd, 0, RESERVED_BYTES)
+    body = zlib.compress(json.dumps(run(job)).encode())
+    signed = hmac.new(key, body, hashlib.sha256).digest() + body
+    while signed:
+        signed = signed[os.write(fd, signed) :]
+    os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+sed -f style.sed "$1"
