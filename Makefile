@@ -34,7 +34,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.dev
-	@missed=; for name in sandbox rollout engine trainer; do \
+	@missed=; for name in sandbox env rollout engine trainer; do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py --json || missed="$$missed $$name"; \
 	done; [ -z "$$missed" ] || { echo "short of a target, or could not run:$$missed"; exit 1; }
 
@@ -53,4 +53,5 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[train,dev]'
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[reasoning]' || { \
 		echo "the tests of reasoning-gym will not run: one of its dependencies needs a C compiler"; [ "$$CI" != true ]; }
+	$(BIN)/python -m pip install -q --no-deps miniwob==1.1.0 # its pages; the driver that it depends on is not used
 	touch $@ $(VENV)/.train

@@ -6,7 +6,8 @@ Episodes here are played on messages, without tokens or an engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glmgym.env import Opening, Split, Task
@@ -19,6 +20,7 @@ from glmgym.trajectory import Reward
 
 _LOOK_AHEAD = 64  # tasks looked through for different families
 _TOLERANCE = 1e-6
+MOST_TASKS = 5_000  # of a split whose tasks are all checked; a generator has more, and no end of them
 _NOTHING: tuple[tuple[str, tuple[Message, ...]], ...] = (
     ("ending at once", ()),
     ("an empty answer", (assistant(""),)),
@@ -64,41 +66,75 @@ class CheckReport:
         return f"{found}: {self.episodes} episodes on {len(self.task_ids)} tasks"
 
 
-async def check(spec: EnvSpec, provider: SandboxProvider | None, *, tasks: int = 3) -> CheckReport:
-    """Play the oracle and the do-nothing policies on a few tasks of each split.
+async def check(
+    spec: EnvSpec,
+    provider: SandboxProvider | None,
+    *,
+    tasks: int | None = 3,
+    max_live: int = 1,
+    on_checked: Callable[[Task], None] = lambda task: None,
+) -> CheckReport:
+    """Play the oracle and the do-nothing policies on tasks of each split.
 
     Args:
         provider: opens the boxes; may be ``None`` for environments registered without one.
-        tasks: how many tasks of each split, of as many different families as the first few dozen offer.
+        tasks: how many of each split, of as many different families as the first few dozen offer; ``None`` is all.
+        max_live: tasks under way at once.
+        on_checked: told each task that is through.
 
     Raises:
-        ConfigError: the environment needs a box and there is no provider, or ``tasks`` is below 1.
+        ConfigError: the environment needs a box and there is no provider, ``tasks`` is below 1, or all of too many.
     """
-    if tasks < 1:
+    if tasks is not None and tasks < 1:
         raise ConfigError(f"check needs at least 1 task, got tasks={tasks}")
     if spec.box is not None and provider is None:
         raise ConfigError(f"{spec.id} needs a sandbox: give check() a provider")
     problems: list[str] = []
     if spec.oracle is None:
         problems.append(f"{spec.id} has no oracle, so nothing shows that its tasks can be solved; register one")
-    picked: list[Task] = []
+    picked, found = pick(spec, tasks)
+    problems += found
+    slots = asyncio.Semaphore(max_live)
+
+    async def check_one(task: Task) -> tuple[int, list[str]]:
+        async with slots:
+            checked = await _check_task(spec, task, provider)
+        on_checked(task)
+        return checked
+
+    async with asyncio.TaskGroup() as group:
+        jobs = [group.create_task(check_one(task)) for task in picked]
+    results = [job.result() for job in jobs]
+    problems += [problem for _, found in results for problem in found]
+    return CheckReport(
+        spec.id, tuple(task.id for task in picked), sum(played for played, _ in results), tuple(problems)
+    )
+
+
+def pick(spec: EnvSpec, tasks: int | None) -> tuple[list[Task], list[str]]:
+    """The tasks to check, one that is in both splits once, and what is wrong with the splits.
+
+    Raises:
+        ConfigError: ``None`` for all, of a split that has too many.
+    """
+    picked: dict[str, Task] = {}
+    problems: list[str] = []
     for split in ("train", "heldout"):
-        chosen = _pick(spec, split, tasks)
+        size = spec.tasks.size(split)
+        if tasks is None and size > MOST_TASKS:
+            raise ConfigError(f"{spec.id} has {size:,} {split} tasks: say how many to check")
+        chosen = list(range(size)) if tasks is None else _pick(spec, split, tasks)
         if not chosen:
             problems.append(f"{spec.id} has no {split} tasks")
-        picked += [spec.tasks.task(split, index) for index in chosen]
-        repeats = [spec.tasks.task(split, index) for index in chosen]
-        problems += [
-            f"{one.id}: asking for the same task twice gives two different tasks; draw only from the given generator"
-            for one, two in zip(picked[len(picked) - len(chosen) :], repeats, strict=True)
-            if one != two
-        ]
-    episodes = 0
-    for task in picked:
-        played, found = await _check_task(spec, task, provider)
-        episodes += played
-        problems += found
-    return CheckReport(spec.id, tuple(task.id for task in picked), episodes, tuple(problems))
+        for index in chosen:
+            task = spec.tasks.task(split, index)
+            if spec.tasks.task(split, index) != task:
+                problems.append(
+                    f"{task.id}: asking for the same task twice gives two different tasks; "
+                    "draw only from the given generator"
+                )
+            picked[task.id] = task
+    return list(picked.values()), problems
 
 
 async def play(
@@ -126,7 +162,7 @@ async def _check_task(spec: EnvSpec, task: Task, provider: SandboxProvider | Non
     problems: list[str] = []
     seen: list[Played] = []
     try:
-        for name, replies, expected in _scripts(spec, task):
+        for name, replies, expected in await asyncio.to_thread(_scripts, spec, task):
             if len(replies) > spec.max_turns:
                 problems.append(f"{task.id}: {name} takes {len(replies)} turns, more than max_turns={spec.max_turns}")
             pair = [await play(spec, task, replies, provider, list_files=True) for _ in range(2)]

@@ -124,11 +124,17 @@ def environments() -> dict[str, EnvSpec]:
 def find_environment(target: str) -> EnvSpec:
     """What a user means by an id (``"my_env-v0"``, ``"my_env"``) or by a path (``"my_env/"``, ``"my_env/env.py"``).
 
+    A directory without an ``env.py`` is one of task directories.
+
     Raises:
-        ConfigError: nothing of that name is registered, or the file cannot be loaded.
+        ConfigError: nothing of that name is registered, or what is at the path cannot be loaded.
     """
-    is_path = target.endswith((".py", "/")) or Path(target).exists()
-    return load_file(target) if is_path else environment(target)
+    if not (target.endswith((".py", "/")) or Path(target).exists()):
+        return environment(target)
+    if Path(target).is_dir() and not (Path(target) / "env.py").is_file():
+        spec: EnvSpec = load_component("task_directories", "harbor")(Path(target))
+        return spec
+    return load_file(target)
 
 
 def load_file(path: str | Path) -> EnvSpec:

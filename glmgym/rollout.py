@@ -25,7 +25,9 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -38,7 +40,7 @@ from glmgym.context import Context, Next, check_compaction
 from glmgym.engine import Engine, Finish, GenerateParams, Generation, SamplingSettings
 from glmgym.env import Env, Opening, ScoreView, Step, Task
 from glmgym.errors import BoundaryFailure, EngineFailure, EnvFailure, SandboxFailure, ScorerFailure, boundary
-from glmgym.messages import Message
+from glmgym.messages import Message, ToolSpec
 from glmgym.registry import EnvSpec
 from glmgym.rewards import RewardMix
 from glmgym.sandbox import BoxSpec, Sandbox, SandboxProvider
@@ -55,6 +57,8 @@ from glmgym.trajectory import (
 
 R = TypeVar("R")
 
+FLAGS = ("failed_calls", "guarded")  # of ``Step.info``, kept in a transcript
+FLAGGED = "flagged: "  # in the reason of a reward: its grader found a sign of cheating; kept as "flagged_grade"
 _GRACE_S = 5.0  # what a cancelled call, or an engine told to abort, gets to come to an end
 
 
@@ -110,6 +114,32 @@ class House:
         return min(self.budget.max_context_tokens or self.engine.context_length, self.engine.context_length)
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one request to the policy cost. ``cached_tokens`` of the prompt were known already; ``None``: not told."""
+
+    prompt_tokens: int
+    sampled_tokens: int
+    wall_s: float
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """One episode as messages: what the environment and the policy said to each other, and what it cost.
+
+    ``flags`` count what a reader should know of: calls that failed, calls that a guard answered, a grade with a flag.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    outcome: Outcome
+    timings_s: Mapping[str, float]
+    requests: tuple[Request, ...]
+    flags: Mapping[str, int]
+    image_digest: str = ""
+
+
 async def run_trajectory(job: Job, house: House) -> Trajectory:
     """Play one episode and grade it.
 
@@ -119,46 +149,159 @@ async def run_trajectory(job: Job, house: House) -> Trajectory:
     Raises:
         Exception: a programming mistake outside every boundary, or cancellation.
     """
-    episode = _Episode(job, house)
-    try:
-        async with _session(house.engine, job.id), _opened_box(house, job.spec.box_of(job.task)) as box:
-            stop = await episode.interact(box)
-            outcome = Outcome(stop, await episode.grade(box))
-    except BoundaryFailure as failure:
-        outcome = Outcome(Stop.FAILED, failure=Failure.of(failure))
-    return episode.freeze(outcome)
+    return (await run_recorded(job, house))[0]
 
 
-class _Episode:
-    """The mutable half of a trajectory while it runs."""
+async def run_recorded(job: Job, house: House) -> tuple[Trajectory, Transcript]:
+    """``run_trajectory``, and the same episode as messages."""
+    episode = _TokenEpisode(job, house)
+    transcript = await episode.play()
+    return episode.freeze(transcript), transcript
 
-    def __init__(self, job: Job, house: House) -> None:
+
+class BudgetedEpisode(ABC):
+    """The mutable half of an attempt while it runs: box, environment, time, grade. Who takes the turns is left open.
+
+    A subclass writes ``converse``; ``play`` does the rest and makes an outcome of what breaks at a boundary.
+    """
+
+    def __init__(self, job: Job, provider: SandboxProvider | None, budget: Budget, rewards: RewardMix) -> None:
         self.job = job
-        self.house = house
+        self.provider = provider
+        self.budget = budget
+        self.rewards = rewards
         self.env: Env | None = None
         self.messages: list[Message] = []
-        self.context: Context | None = None
         self.opening: Opening | None = None
         self.image_digest = ""
         self.timings = {"reset": 0.0, "generate": 0.0, "step": 0.0, "score": 0.0}
+        self.requests: list[Request] = []
+        self.flags: Counter[str] = Counter()
         self.num_turns = 0
-        self.num_requests = 0  # to the engine: turns and summaries
 
     @property
     def wall_s(self) -> float:
-        return self.job.task.wall_s or self.house.budget.wall_s
+        return self.job.task.wall_s or self.budget.wall_s
 
-    async def interact(self, box: Sandbox | None) -> Stop:
-        """Reset, then turns until a stop rule fires."""
-        budget, house = self.house.budget, self.house
-        self.image_digest = box.image_digest if box is not None else ""
-        self.env, self.opening = await self._reset(box)
-        deadline = time.monotonic() + self.wall_s
+    @property
+    def max_turns(self) -> int:
+        return self.budget.max_turns or self.job.spec.max_turns
+
+    @abstractmethod
+    async def converse(self, opening: Opening, deadline: float) -> Stop:
+        """Turns until a stop rule fires."""
+
+    async def play(self) -> Transcript:
+        """The whole episode: box, reset, turns, grade.
+
+        Raises:
+            Exception: a programming mistake outside every boundary, or cancellation.
+        """
+        try:
+            async with _opened_box(self.provider, self.job.spec.box_of(self.job.task)) as box:
+                self.image_digest = box.image_digest if box is not None else ""
+                self.env, self.opening = await self._reset(box)
+                stop = await self.converse(self.opening, time.monotonic() + self.wall_s)
+                outcome = Outcome(stop, await self.grade(box))
+        except BoundaryFailure as failure:
+            outcome = Outcome(Stop.FAILED, failure=Failure.of(failure))
+        return Transcript(
+            tuple(self.messages),
+            self.opening.tools if self.opening is not None else (),
+            outcome,
+            {name: round(seconds, 6) for name, seconds in self.timings.items()},
+            tuple(self.requests),
+            dict(self.flags),
+            self.image_digest,
+        )
+
+    async def step(self, reply: Message, deadline: float) -> Step | None:
+        """The environment's answer to the turn just taken; None when the wall time ran out."""
+        assert self.env is not None
+        self.messages.append(reply)
+        started = time.monotonic()
+        with boundary(EnvFailure, f"step {self.num_turns} of {self.job.spec.id} on {self.job.task.id}"):
+            try:
+                step = await within(self.env.step(reply), max(0.0, deadline - started))
+            except OutOfTime:
+                return None
+            finally:
+                self.timings["step"] += time.monotonic() - started
+            self.messages.extend(step.observation)
+            if not (step.observation or step.terminated or step.truncated):
+                raise EnvFailure(f"step {self.num_turns} of {self.job.spec.id}: neither an observation nor an end")
+        self.flags.update(_flags_of(step))
+        return step
+
+    async def grade(self, box: Sandbox | None) -> tuple[Reward, ...]:
+        """Rewards from the environment's scorer and the run's own, in boxes that are closed afterwards."""
+        what, started = f"score {self.job.task.id}", time.monotonic()
+        async with AsyncExitStack() as fresh:
+
+            async def open_box(spec: BoxSpec | None = None) -> Sandbox:
+                own = self.job.spec.box_of(self.job.task) or BoxSpec()
+                return await fresh.enter_async_context(_open(self.provider, spec or own))
+
+            view = ScoreView(self.job.task, tuple(self.messages), box, open_box)
+            with boundary(ScorerFailure, what):
+                rewards = await within(self._rewards(view, what), self.job.task.score_s or self.budget.score_s)
+        self.timings["score"] += time.monotonic() - started
+        if any(FLAGGED in reward.reason for reward in rewards):
+            self.flags["flagged_grade"] += 1
+        return rewards
+
+    async def _rewards(self, view: ScoreView, what: str) -> tuple[Reward, ...]:
+        """What the environment gives, then what the run adds to it."""
+        assert self.env is not None
+        own = tuple(await self.env.score(view))
+        if not own or not all(isinstance(reward, Reward) for reward in own):
+            raise ScorerFailure(f"{what}: wanted rewards, the environment returned {own!r}")
+        return await self.rewards.grade(own, view)
+
+    async def _reset(self, box: Sandbox | None) -> tuple[Env, Opening]:
+        started = time.monotonic()
+        with boundary(EnvFailure, f"reset {self.job.spec.id} on {self.job.task.id}"):
+            env = self.job.spec.make()
+            opening = await within(env.reset(self.job.task, box), self.wall_s)
+            self.messages = list(opening.messages)
+        self.timings["reset"] += time.monotonic() - started
+        return env, opening
+
+
+class _TokenEpisode(BudgetedEpisode):
+    """An episode whose turns are sampled by an engine, token by token."""
+
+    def __init__(self, job: Job, house: House) -> None:
+        super().__init__(job, house.provider, house.budget, house.rewards)
+        self.house = house
+        self.context: Context | None = None
+
+    async def converse(self, opening: Opening, deadline: float) -> Stop:
+        async with _session(self.house.engine, self.job.id):
+            return await self._interact(opening, deadline)
+
+    def freeze(self, transcript: Transcript) -> Trajectory:
+        """Everything recorded so far, as the final record."""
+        last = next((message for message in reversed(self.messages) if message.role == "assistant"), None)
+        return Trajectory(
+            id=self.job.id,
+            task_id=self.job.task.id,
+            env_id=self.job.spec.id,
+            segments=self.context.segments() if self.context is not None else (),
+            outcome=transcript.outcome,
+            provenance=self._provenance(),
+            group_id=self.job.group_id,
+            family=self.job.task.family,
+            domain=self.job.task.domain,
+            final_answer=last.content if last is not None and not last.tool_calls else "",
+        )
+
+    async def _interact(self, opening: Opening, deadline: float) -> Stop:
+        budget, house = self.budget, self.house
         limit = house.context_limit
-        self.context = context = Context(house.chat, self.opening, limit=limit, compaction=house.compaction)
+        self.context = context = Context(house.chat, opening, limit=limit, compaction=house.compaction)
         if context.room < 1:
             raise EnvFailure(f"the opening prompt has {len(context.ids)} tokens; the context holds {limit}")
-        max_turns = budget.max_turns or self.job.spec.max_turns
         while True:
             room = min(context.room, budget.max_sampled_tokens - context.num_sampled)
             generation = await self._generate(context, SpanKind.ACTION, min(room, budget.max_turn_tokens), deadline)
@@ -166,12 +309,13 @@ class _Episode:
                 return Stop.BUDGET
             if generation.finish is Finish.LENGTH and room <= budget.max_turn_tokens:
                 return Stop.CONTEXT_FULL if context.room < 1 else Stop.BUDGET
-            step = await self._step(generation, deadline)
+            reply = house.chat.parse(generation.token_ids, opening.tools)
+            step = await self.step(reply, deadline)
             if step is None:
                 return Stop.BUDGET
             if step.terminated:
                 return Stop.DONE
-            if step.truncated or self.num_turns >= max_turns:
+            if step.truncated or self.num_turns >= self.max_turns:
                 return Stop.MAX_TURNS
             if context.num_sampled >= budget.max_sampled_tokens:
                 return Stop.BUDGET
@@ -181,54 +325,6 @@ class _Episode:
             if after is Next.SUMMARY and (stop := await self._compact(context, deadline)) is not None:
                 return stop
 
-    async def grade(self, box: Sandbox | None) -> tuple[Reward, ...]:
-        """Rewards from the environment's scorer and the run's own, in boxes that are closed afterwards."""
-        what, started = f"score {self.job.task.id}", time.monotonic()
-        async with AsyncExitStack() as fresh:
-
-            async def open_box(spec: BoxSpec | None = None) -> Sandbox:
-                own = self.job.spec.box_of(self.job.task) or BoxSpec()
-                return await fresh.enter_async_context(_open(self.house, spec or own))
-
-            view = ScoreView(self.job.task, tuple(self.messages), box, open_box)
-            with boundary(ScorerFailure, what):
-                rewards = await _within(self._rewards(view, what), self.job.task.score_s or self.house.budget.score_s)
-        self.timings["score"] += time.monotonic() - started
-        return rewards
-
-    async def _rewards(self, view: ScoreView, what: str) -> tuple[Reward, ...]:
-        """What the environment gives, then what the run adds to it."""
-        assert self.env is not None
-        own = tuple(await self.env.score(view))
-        if not own or not all(isinstance(reward, Reward) for reward in own):
-            raise ScorerFailure(f"{what}: wanted rewards, the environment returned {own!r}")
-        return await self.house.rewards.grade(own, view)
-
-    def freeze(self, outcome: Outcome) -> Trajectory:
-        """Everything recorded so far, as the final record."""
-        last = next((message for message in reversed(self.messages) if message.role == "assistant"), None)
-        return Trajectory(
-            id=self.job.id,
-            task_id=self.job.task.id,
-            env_id=self.job.spec.id,
-            segments=self.context.segments() if self.context is not None else (),
-            outcome=outcome,
-            provenance=self._provenance(),
-            group_id=self.job.group_id,
-            family=self.job.task.family,
-            domain=self.job.task.domain,
-            final_answer=last.content if last is not None and not last.tool_calls else "",
-        )
-
-    async def _reset(self, box: Sandbox | None) -> tuple[Env, Opening]:
-        started = time.monotonic()
-        with boundary(EnvFailure, f"reset {self.job.spec.id} on {self.job.task.id}"):
-            env = self.job.spec.make()
-            opening = await _within(env.reset(self.job.task, box), self.wall_s)
-            self.messages = list(opening.messages)
-        self.timings["reset"] += time.monotonic() - started
-        return env, opening
-
     async def _generate(self, context: Context, kind: SpanKind, max_tokens: int, deadline: float) -> Generation:
         """One turn or summary; past the deadline the engine is told to stop and its partial ids are kept."""
         engine, started = self.house.engine, time.monotonic()
@@ -236,20 +332,21 @@ class _Episode:
             max_tokens=max_tokens,
             stop_token_ids=self.house.chat.stop_ids,
             temperature=self.house.sampling.temperature,
-            seed=_turn_seed(self.job.seed, self.num_requests),
+            seed=turn_seed(self.job.seed, len(self.requests)),
         )
-        with boundary(EngineFailure, f"generate {kind} {self.num_requests} of {self.job.id}"):
+        with boundary(EngineFailure, f"generate {kind} {len(self.requests)} of {self.job.id}"):
             request = asyncio.ensure_future(engine.generate(context.ids, params, session=self.job.id))
             try:
                 await asyncio.wait({request}, timeout=max(0.0, deadline - started))
                 if not request.done():
                     await engine.abort(self.job.id)
-                generation = await _within(request, _GRACE_S)
+                generation = await within(request, _GRACE_S)
             finally:
                 request.cancel()
         self.timings["generate"] += time.monotonic() - started
+        wall_s = round(time.monotonic() - started, 6)
+        self.requests.append(Request(len(context.ids), len(generation.token_ids), wall_s))
         context.sample(kind, generation)
-        self.num_requests += 1
         self.num_turns += kind is SpanKind.ACTION
         return generation
 
@@ -262,25 +359,6 @@ class _Episode:
         if generation.finish is Finish.ABORT or context.num_sampled >= budget.max_sampled_tokens:
             return Stop.BUDGET
         return None if context.resume(generation.token_ids.tolist()) else Stop.CONTEXT_FULL
-
-    async def _step(self, generation: Generation, deadline: float) -> Step | None:
-        """The environment's answer to the turn just sampled; None when the wall time ran out."""
-        assert self.env is not None
-        assert self.opening is not None
-        reply = self.house.chat.parse(generation.token_ids, self.opening.tools)
-        self.messages.append(reply)
-        started = time.monotonic()
-        with boundary(EnvFailure, f"step {self.num_turns} of {self.job.spec.id} on {self.job.task.id}"):
-            try:
-                step = await _within(self.env.step(reply), max(0.0, deadline - started))
-            except OutOfTime:
-                return None
-            finally:
-                self.timings["step"] += time.monotonic() - started
-            self.messages.extend(step.observation)
-            if not (step.observation or step.terminated or step.truncated):
-                raise EnvFailure(f"step {self.num_turns} of {self.job.spec.id}: neither an observation nor an end")
-        return step
 
     def _provenance(self) -> Provenance:
         chat, engine = self.house.chat, self.house.engine
@@ -309,27 +387,27 @@ async def _session(engine: Engine, name: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _opened_box(house: House, spec: BoxSpec | None) -> AsyncIterator[Sandbox | None]:
+async def _opened_box(provider: SandboxProvider | None, spec: BoxSpec | None) -> AsyncIterator[Sandbox | None]:
     if spec is None:
         yield None
         return
-    async with _open(house, spec) as box:
+    async with _open(provider, spec) as box:
         yield box
 
 
 @asynccontextmanager
-async def _open(house: House, spec: BoxSpec) -> AsyncIterator[Sandbox]:
-    if house.provider is None:
+async def _open(provider: SandboxProvider | None, spec: BoxSpec) -> AsyncIterator[Sandbox]:
+    if provider is None:
         raise SandboxFailure("a box is needed, but this run has no sandbox backend")
-    with boundary(SandboxFailure, f"open a box of {house.provider.name}"):
-        box = await house.provider.open(spec)
+    with boundary(SandboxFailure, f"open a box of {provider.name}"):
+        box = await provider.open(spec)
     try:
         yield box
     finally:
         await box.close()
 
 
-async def _within(work: Awaitable[R], seconds: float) -> R:
+async def within(work: Awaitable[R], seconds: float) -> R:
     """The result of ``work``; it runs as a task of its own, so that work which ignores cancellation holds up nobody.
 
     Raises:
@@ -348,11 +426,17 @@ async def _within(work: Awaitable[R], seconds: float) -> R:
     raise OutOfTime(f"no answer within {seconds:g} s")
 
 
-def _turn_seed(seed: int, turn: int) -> int:
+def _flags_of(step: Step) -> dict[str, int]:
+    """How often each of ``FLAGS`` happened in a step: a number in its info, or a list of events."""
+    found = {name: step.info[name] for name in FLAGS if step.info.get(name)}
+    return {name: value if isinstance(value, int) else len(value) for name, value in found.items()}
+
+
+def turn_seed(seed: int, turn: int) -> int:
     """A request seed that is the same in every process and differs between turns and trajectories."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 def job_seed(run_seed: int, name: str) -> int:
     """The seed of one attempt, from the run's seed and the attempt's name; the same in every process."""
-    return _turn_seed(run_seed, int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "little"))
+    return turn_seed(run_seed, int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest(), "little"))

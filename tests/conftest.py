@@ -6,14 +6,14 @@ import asyncio
 import os
 
 import pytest
-from docker_engine import docker_base, docker_works, private_engine
+from docker_engine import base_image, docker_base, docker_works, private_engine
 from podman_service import podman_socket
 
 from glmgym.errors import SandboxFailure
 from glmgym.sandbox import probe
 from glmgym_sandboxes.bubblewrap import open_provider
 
-__all__ = ["docker_base", "docker_works", "podman_socket", "private_engine"]  # fixtures of other files
+__all__ = ["base_image", "docker_base", "docker_works", "podman_socket", "private_engine"]  # fixtures of other files
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,11 @@ def bubblewrap_works() -> None:
         pytest.fail(problem)
     if problem:
         pytest.skip(problem)
+
+
+@pytest.fixture(scope="session")
+def base_works(bubblewrap_works: None, base_image: None) -> None:
+    """Bubblewrap boxes over the default image."""
 
 
 async def _probe() -> str:

@@ -77,7 +77,7 @@ def docker_works() -> None:
 
 
 @pytest.fixture(scope="session")
-def docker_base(docker_works: None) -> None:
+def base_image() -> None:
     """The default image: skips where it was not built; in CI it is built."""
     problem = ""
     with _one_at_a_time("image"):
@@ -89,6 +89,11 @@ def docker_base(docker_works: None) -> None:
             else:
                 problem = str(missing)
     _settle(problem)
+
+
+@pytest.fixture(scope="session")
+def docker_base(docker_works: None, base_image: None) -> None:
+    """An engine, and the image that it takes its boxes from."""
 
 
 def _settle(problem: str) -> None:

@@ -169,6 +169,31 @@ async def test_the_template_environment_is_found_by_path_and_sound(tmp_path: Pat
     assert len((await check(wrong, None, tasks=2)).problems) == 4
 
 
+class Same:
+    """The same three tasks in both splits, as a directory of tasks has them."""
+
+    def size(self, split: str) -> int:
+        return 3
+
+    def task(self, split: str, index: int) -> Task:
+        if not 0 <= index < 3:
+            raise IndexError(index)
+        return Task(f"same/{index}", f"Say {index}.", {"word": str(index)})
+
+
+async def test_all_tasks_each_once_and_several_at_a_time() -> None:
+    told: list[str] = []
+    report = await check(
+        _spec(tasks=Same()), None, tasks=None, max_live=2, on_checked=lambda task: told.append(task.id)
+    )
+    assert report.task_ids == ("same/0", "same/1", "same/2")
+    assert (report.episodes, sorted(told)) == (18, list(report.task_ids))
+    assert report.ok
+    endless = _spec(tasks=procedural(_make, train=5_001, heldout=2, name="endless"))
+    with pytest.raises(ConfigError, match="5,001 train tasks: say how many"):
+        await check(endless, None, tasks=None)
+
+
 @pytest.mark.parametrize("name", ["", "My", "1st", "a-b", "a b", "../up", "class", "a.b"])
 def test_a_bad_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="use lower-case letters"):

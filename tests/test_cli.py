@@ -23,7 +23,8 @@ from glmgym.cli import main
 from glmgym.cli.app import app
 from glmgym.errors import ConfigError
 
-COMMANDS = ["train", "eval", "envs", "init", "init env", "check", "inspect", "verify", "doctor", "gc"]
+COMMANDS = ["train", "eval", "compare", "report", "export", "envs", "init", "init env", "check", "import", "inspect"]
+COMMANDS += ["verify", "doctor", "gc"]
 COMMANDS += ["image build", "image import", "image list", "sandbox self-check"]
 
 
@@ -124,6 +125,10 @@ def test_a_new_environment_works_at_once(tmp_path: Path) -> None:
     checked = glmgym("check", "my_env/", cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "my_env-v0" in checked.stdout
+    both = glmgym("check", "my_env/", "reasoning-basics", "--tasks", "1", cwd=tmp_path)
+    assert both.returncode == 0, both.stdout + both.stderr
+    counted = [line.split() for line in both.stdout.splitlines() if line.strip().startswith(("my_env", "reasoning"))]
+    assert [row[:4] for row in counted] == [["my_env-v0", "2", "12", "0"], ["reasoning-basics-v0", "2", "12", "0"]]
     again = glmgym("init", "env", "my_env", cwd=tmp_path)
     assert again.returncode == 2
     assert "already exists" in again.stderr
@@ -191,6 +196,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, refused: Callable[..., str]) 
     assert "there is no file" in refused("check", "no_such_env.py")
     assert "no checkpoint at 'nowhere'" in refused("eval", "--policy", "nowhere", "--suite", "terminal-basics")
     assert "holds no trajectories" in refused("inspect", tmp_path)
+    assert "give a number of at least 1, or all" in refused("check", "terminal-basics", "--tasks", "0")
     assert "unknown entry" in refused("check", "terminal-basics", "--sandbox", "dockr")
 
 
@@ -198,7 +204,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, refused: Callable[..., str]) 
     ("arguments", "problem", "command"),
     [
         ("trian", "'train'", "glmgym"),
-        ("eval", "'--policy'", "glmgym eval"),
+        ("eval", "'--suite'", "glmgym eval"),
         ("eval --polcy x", "--policy", "glmgym eval"),
         ("eval --policy x --suite y --tasks 0", "'--tasks'", "glmgym eval"),
         ("init", "command", "glmgym init"),

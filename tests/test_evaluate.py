@@ -1,4 +1,4 @@
-"""What an evaluation counts: hand-computed intervals, failures apart, families."""
+"""What an evaluation counts: failures apart, families, pass@k, every task played."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from episodes import CHAT, DONE, Echo, spec_of
 from glmgym.engines import Fault, ScriptedEngine
 from glmgym.env import Step
 from glmgym.errors import ConfigError
-from glmgym.evaluate import estimate, evaluate, report, wilson
+from glmgym.evaluation import evaluate, report
 from glmgym.messages import Message, assistant
 from glmgym.rollout import House
 from glmgym.trajectory import Failure, Outcome, Reward, Segment, Span, SpanKind, Stop, Trajectory
@@ -28,39 +28,6 @@ def attempt(task: int, value: float | None, family: str = "") -> Trajectory:
     outcome = failed if value is None else Outcome(Stop.DONE, (Reward("r", value),))
     segment = Segment((Span(SpanKind.PROMPT, np.array([1], np.int32)),))
     return Trajectory(f"t{task}", f"task-{task}", "echo-v0", (segment,), outcome, family=family)
-
-
-@pytest.mark.parametrize(
-    ("share", "n", "low", "high"),
-    [
-        (0.0, 10, 0.0, 0.27753),  # z^2 / (n + z^2) = 3.84146 / 13.84146
-        (1.0, 10, 0.72247, 1.0),
-        (0.5, 10, 0.23659, 0.76341),
-        (0.9, 200, 0.85060, 0.93433),
-        (0.5, 1, 0.05462, 0.94538),
-    ],
-)
-def test_wilson_by_hand(share: float, n: int, low: float, high: float) -> None:
-    assert wilson(share, n) == pytest.approx((low, high), abs=1e-5)
-
-
-def test_solved_or_not_gets_wilsons_interval_over_tasks() -> None:
-    """5 of 10 tasks; a second attempt with the same result tells nothing new about other tasks."""
-    once = [attempt(task, float(task < 5)) for task in range(10)]
-    for attempts in (1, 2):
-        found = estimate(once * attempts)
-        assert (found.mean, found.count, found.tasks) == (0.5, 10 * attempts, 10)
-        assert (found.low, found.high) == pytest.approx((0.23659, 0.76341), abs=1e-5)
-    assert str(estimate(once)) == "0.500 [0.237, 0.763]"
-
-
-def test_other_rewards_get_a_normal_interval_over_task_means() -> None:
-    """Task means 0, 0.5, 1: deviation 0.5, half width 1.95996 * 0.5 / sqrt(3) = 0.56579; 4 attempts are no 4 tasks."""
-    found = estimate([attempt(0, 0.0), attempt(1, 0.0), attempt(1, 1.0), attempt(2, 1.0)])
-    assert (found.mean, found.count, found.tasks) == (0.5, 4, 3)
-    assert (found.low, found.high) == pytest.approx((0.5 - 0.56579, 0.5 + 0.56579), abs=1e-5)
-    single = estimate([attempt(0, 0.25)])
-    assert (single.mean, single.low, single.high) == (0.25, -math.inf, math.inf)
 
 
 def test_failures_are_listed_and_never_averaged_in() -> None:
@@ -79,6 +46,21 @@ def test_an_evaluation_of_failures_only_has_no_score() -> None:
     summary = json.loads(json.dumps(found.summary(), allow_nan=False))
     assert summary["overall"] == {"mean": None, "low": None, "high": None, "attempts": 0, "tasks": 0}
     assert summary["failures"] == {"sandbox": 1}
+
+
+def test_pass_at_k_is_per_task_and_says_over_how_many() -> None:
+    """E1: task 0 solved 1 of 2, task 1 2 of 2, task 2 has one attempt left: pass@2 is (1 + 1) / 2 over 2 tasks."""
+    values = [(0, 1.0), (0, 0.0), (1, 1.0), (1, 1.0), (2, 0.999), (2, None)]
+    found = report([attempt(task, value, "f") for task, value in values], "echo-v0", "heldout", 2)
+    assert found.passes.pass_at == {1: (pytest.approx((0.5 + 1 + 0) / 3), 3), 2: (1.0, 2)}
+    assert found.passes.pass_hat == {1: (pytest.approx(0.5), 3), 2: (0.5, 2)}
+    assert found.family_passes["f"] == found.passes
+    assert found.summary()["pass_at_k"] == {"1": {"mean": 0.5, "tasks": 3}, "2": {"mean": 1.0, "tasks": 2}}
+
+
+@pytest.mark.parametrize(("attempts", "expected"), [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])])
+def test_which_k_a_table_shows(attempts: int, expected: list[int]) -> None:
+    assert list(report([attempt(0, 1.0)], "echo-v0", "heldout", attempts).passes.pass_at) == expected
 
 
 class Counted(Echo):
@@ -100,7 +82,7 @@ async def test_every_task_is_played_and_counted() -> None:
 
     engine = ScriptedEngine(answers, fault=lambda session, turn: Fault.CRASH if "-4-" in session else None)
     ended: list[str] = []
-    found = await evaluate(
+    found, played = await evaluate(
         spec_of(Counted),
         House(engine, CHAT, None),
         num_tasks=12,
@@ -113,8 +95,8 @@ async def test_every_task_is_played_and_counted() -> None:
     assert found.overall.mean == pytest.approx(5 / 11)
     assert {name: row.mean for name, row in found.families.items()} == {"even": 1.0, "odd": 0.0}
     assert found.failures == {"engine": 2}
-    assert {t.group_id for t in found.trajectories} == {f"heldout/{task}" for task in range(12)}
-    assert len({t.provenance.sampling["seed"] for t in found.trajectories}) == 24
+    assert {t.group_id for t in played} == {f"heldout/{task}" for task in range(12)}
+    assert len({t.provenance.sampling["seed"] for t in played}) == 24
     assert Counted.most == 3
 
 

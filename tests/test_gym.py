@@ -60,7 +60,7 @@ def env(bubblewrap_works: None) -> Iterator[GlmEnv]:
 class TestChecker:
     @pytest.mark.parametrize("id", sorted(glmgym.gym.FAMILIES))
     @pytest.mark.bubblewrap
-    def test_gymnasium_s_own_checker_finds_nothing(self, id: str, bubblewrap_works: None) -> None:
+    def test_gymnasium_s_own_checker_finds_nothing(self, id: str, base_works: None) -> None:
         suite = glmgym.gym.FAMILIES[id]
         if not any(known.startswith(f"{suite}-v") for known in environments()):
             pytest.skip(f"{suite} is not registered")

@@ -15,7 +15,7 @@ PACKAGES = {"glmgym": ".", "glmgym_envs": "envs", "glmgym_sandboxes": "sandboxes
 
 def test_the_core_imports_without_torch() -> None:
     heavy = "{'torch', 'transformers', 'docker', 'aiodocker', 'glmgym_trainers'}"
-    code = f"import glmgym, glmgym.fleet, glmgym.evaluate, glmgym.cli, sys; assert not {heavy} & set(sys.modules)"
+    code = f"import glmgym, glmgym.fleet, glmgym.evaluation, glmgym.cli, sys; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

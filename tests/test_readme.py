@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from glmgym.check import check
 from glmgym.cli.app import app
-from glmgym.evaluate import wilson
+from glmgym.evaluation import wilson
 from glmgym.registry import load_file
 from glmgym_envs.terminal.families import FAMILIES
 from glmgym_sandboxes.bubblewrap import open_provider

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny_glm import trajectory
 
 from glmgym.errors import GlmgymError
-from glmgym.evaluate import report
+from glmgym.evaluation import report
 from glmgym.events import EvaluationFinished, ParityChecked, RolloutFinished, RunStarted, StepFinished
 from glmgym.trajectory import Failure, Outcome, Provenance, Stop, Trajectory
 from glmgym_trainers.runlog import RolloutWindow, RunLog, batch_metrics, read_rows

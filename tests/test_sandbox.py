@@ -107,9 +107,7 @@ class TestBubblewrap(SandboxContract):
 
     async def test_a_command_is_the_first_to_go_when_memory_runs_out(self, box: Sandbox) -> None:
         """The agent lowers its own score again when a start is through, which is a moment later."""
-        scores = (
-            "sleep 0.1; cat /proc/self/oom_score_adj /proc/1/oom_score_adj"
-        )
+        scores = "sleep 0.1; cat /proc/self/oom_score_adj /proc/1/oom_score_adj"
         assert (await bash(box, scores)).stdout == b"1000\n0\n"
         assert (await (await box.shell()).run(scores)).stdout == b"1000\n0\n"
 

@@ -91,34 +91,73 @@ def train(
 
 @app.command(name="eval")
 def evaluate_policy(
-    policy: Annotated[str, typer.Option(help="Checkpoint directory, or a warm start that ships with glmgym.")],
     suite: Annotated[str, typer.Option(help="Environment id, or the path of an environment file.")],
+    policy: Annotated[
+        str, typer.Option(help="Checkpoint directory, a shipped warm start, scripted:expert or scripted:random.")
+    ] = "",
+    endpoint: Annotated[str, typer.Option(help="URL of an OpenAI-compatible endpoint to evaluate instead.")] = "",
+    model: Annotated[str, typer.Option(help="The endpoint's model.")] = "",
+    api_key_env: Annotated[str, typer.Option(help="Environment variable with the endpoint's key.")] = "",
     k: Annotated[int, typer.Option("--k", min=1, help="Attempts per task.")] = 1,
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 256,
-    out: Annotated[Path | None, typer.Option(help="Where to write summary.json and the trajectories.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write attempts, summary, report, trajectories.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the evaluation in --out.")] = False,
+    retries: Annotated[int, typer.Option(min=0, help="Tries again of failures that may pass.")] = 0,
     sandbox: Annotated[str, typer.Option(help="Sandbox backend.")] = "bubblewrap",
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
+    max_live: Annotated[int, typer.Option(min=1, help="Attempts at once.")] = 48,
     like: Annotated[
         Path | None,
         typer.Option(help="A recipe or run directory whose context length, [rollout], [sampling], [compaction] apply."),
     ] = None,
 ) -> None:
-    """Score a checkpoint on held-out tasks: mean, 95 % interval, per family, failures apart."""
-    from glmgym.cli.evaluating import Terms, read_terms, run_evaluation
+    """Score a policy on held-out tasks: mean, pass@k, 95 % intervals, per family, failures apart."""
+    from glmgym.cli.evaluating import Request, Terms, endpoint_settings, read_terms, run_evaluation
 
-    asyncio.run(
-        run_evaluation(
-            console,
-            policy,
-            _environment(suite),
-            tasks=tasks,
-            attempts=k,
-            out=out,
-            backend=sandbox,
-            seed=seed,
-            terms=Terms() if like is None else read_terms(like),
-        )
+    request = Request(
+        tasks=tasks,
+        attempts=k,
+        policy=policy,
+        endpoint=endpoint_settings(endpoint, model, api_key_env),
+        out=out,
+        resume=resume,
+        backend=sandbox,
+        seed=seed,
+        retries=retries,
+        max_live=max_live,
     )
+    asyncio.run(run_evaluation(console, request, _environment(suite), Terms() if like is None else read_terms(like)))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="Directory of an evaluation.")],
+    second: Annotated[Path, typer.Argument(help="Directory of another one, of the same tasks and terms.")],
+) -> None:
+    """Compare two evaluations task by task: difference, 95 % interval, permutation p-value."""
+    from glmgym.cli.reporting import show_comparison
+
+    show_comparison(console, first, second)
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(help="Directory of an evaluation, finished or not.")]) -> None:
+    """Count an evaluation on disk again and write its report.html."""
+    from glmgym.cli.reporting import show_report
+
+    show_report(console, directory)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run or evaluation directory.")],
+    atif: Annotated[Path, typer.Option(help="Directory to write ATIF 1.8 documents to, one per attempt.")],
+) -> None:
+    """Write every attempt or trajectory in the Agent Trajectory Interchange Format."""
+    from glmgym.cli.exporting import export_atif
+
+    count = export_atif(run, atif)
+    console.print(f"{count} documents written to {atif}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -158,29 +197,34 @@ def init_env(
 
 @app.command()
 def check(
-    env: Annotated[str, typer.Argument(help="Environment id, or the path of an environment file or directory.")],
-    tasks: Annotated[int, typer.Option(min=1, help="How many tasks to try.")] = 3,
+    env: Annotated[
+        list[str], typer.Argument(help="Environment ids, or paths of environment files or directories of tasks.")
+    ],
+    tasks: Annotated[str, typer.Option(help="How many tasks of each split to try, or all.")] = "3",
     sandbox: Annotated[str, typer.Option(help="Sandbox backend.")] = "bubblewrap",
+    max_live: Annotated[int, typer.Option(min=1, help="Tasks under way at once.")] = 4,
 ) -> None:
     """Prove an environment: the oracle scores 1, doing nothing scores 0, twice, and reset is deterministic."""
-    from glmgym.check import check as run_check
+    from glmgym.cli.checking import check_all
 
-    spec = _environment(env)
-
-    async def run() -> Any:
-        provider = load_component("sandboxes", sandbox)() if spec.box is not None else None
-        try:
-            return await run_check(spec, provider, tasks=tasks)
-        finally:
-            if provider is not None:
-                await provider.close()
-
-    report = asyncio.run(run())
-    for problem in report.problems:
-        console.print(f"✗ {problem}", style="red", markup=False, highlight=False)
-    if report.problems:
+    if not check_all(console, env, tasks=tasks, backend=sandbox, max_live=max_live):
         raise typer.Exit(1)
-    console.print(f"✓ {spec.id}: {report.summary}", style="green", markup=False, highlight=False)
+
+
+@app.command(name="import")
+def import_from(
+    format: Annotated[str, typer.Argument(help="Format of the tasks: terminal-bench, swe-bench, swe-smith, ...")],
+    path: Annotated[Path, typer.Argument(help="A file of rows, or a directory of tasks.")],
+    out: Annotated[Path, typer.Option(help="Where to write the tasks.")],
+    image: Annotated[str, typer.Option(help="Stands in for the images that the tasks name.")] = "",
+    repositories: Annotated[
+        Path | None, typer.Option(help="Git repositories to take sources from instead of the images'.")
+    ] = None,
+) -> None:
+    """Write tasks of another format as task directories, to be checked, evaluated and trained on by their path."""
+    from glmgym.cli.importing import import_tasks
+
+    import_tasks(console, format, path, out, image=image, repositories=repositories)
 
 
 @app.command()

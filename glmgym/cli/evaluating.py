@@ -1,30 +1,48 @@
-"""``glmgym eval``: one policy on one suite, as a table, a JSON summary and a store of its trajectories."""
+"""``glmgym eval``: one policy on one suite, as a table, and with ``--out`` as a directory that others can read."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from glmgym.chat import Tokenizer
+from glmgym.cli.reporting import attempts_note, result_table, write_outputs
 from glmgym.compaction import CompactionSettings
 from glmgym.engine import SamplingSettings
+from glmgym.env import Split, Task
 from glmgym.errors import ConfigError
-from glmgym.evaluate import EvalReport, evaluate
+from glmgym.evaluation import (
+    Attempt,
+    EvaluationDirectory,
+    MessagePlayer,
+    Player,
+    Policy,
+    TokenPlayer,
+    collect_attempts,
+    open_directory,
+    report,
+    tasks_of,
+    terms_of,
+)
+from glmgym.evaluation.attempt import content_digest, digest_file
+from glmgym.evaluation.directory import in_order
+from glmgym.evaluation.endpoint import EndpointPolicy, EndpointSettings
+from glmgym.evaluation.scripted import PREFIX, scripted_policy
 from glmgym.registry import EnvSpec, load_component
 from glmgym.rollout import Budget, House
+from glmgym.sandbox import SandboxProvider
 from glmgym.settings import parse_settings
-from glmgym.store import TrajectoryStore
 from glmgym.trajectory import Trajectory
+
+_SPLIT: Split = "heldout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,71 +94,189 @@ def read_terms(source: Path) -> Terms:
     )
 
 
-async def run_evaluation(
-    console: Console,
-    policy: str,
-    spec: EnvSpec,
-    *,
-    tasks: int,
-    attempts: int,
-    out: Path | None,
-    backend: str,
-    seed: int,
-    terms: Terms,
-) -> None:
-    """Evaluate, show, and write the trajectories as they finish and then ``summary.json`` when ``out`` is given.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked to have evaluated: a policy by name or an endpoint, and how often on how many tasks."""
+
+    tasks: int
+    attempts: int = 1
+    policy: str = ""  # a checkpoint, or scripted:expert, scripted:random
+    endpoint: EndpointSettings | None = None
+    out: Path | None = None
+    resume: bool = False
+    backend: str = "bubblewrap"
+    seed: int = 0
+    retries: int = 0
+    max_live: int = 48
+
+
+def endpoint_settings(url: str, model: str, api_key_env: str) -> EndpointSettings | None:
+    """An endpoint as the command's options name it; None if they name none.
 
     Raises:
-        ConfigError: no such policy or backend, or ``out`` already holds a run or an evaluation.
-        StoreError: the trajectories cannot be written.
+        ConfigError: an option is missing beside another, or has no such form.
     """
-    if out is not None and (out / "trajectories").exists():
-        raise ConfigError(f"{out} already holds a run or an evaluation; give another --out")
-    tasks = min(tasks, spec.tasks.size("heldout"))
-    options = {} if terms.context_length is None else {"context_length": terms.context_length}
-    engine, chat = load_component("engines", "torch")(policy, **options)
-    provider = None
-    try:
-        if spec.box is not None:
-            provider = load_component("sandboxes", backend)()
-        house = House(engine, chat, provider, terms.budget, terms.sampling, terms.compaction)
-        with (
-            _open_store(out, chat.tokenizer) as store,
-            Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
-        ):
-            bar = progress.add_task(spec.id, total=tasks * attempts)
-            kept: list[asyncio.Task[str]] = []
+    if not url:
+        if model or api_key_env:
+            raise ConfigError("--model and --api-key-env belong to an --endpoint")
+        return None
+    if not model:
+        raise ConfigError("--endpoint needs --model, the name by which it calls the model")
+    given = {"url": url, "model": model, "api_key_env": api_key_env}
+    return parse_settings(EndpointSettings, given, where="--endpoint")
 
-            def on_finished(trajectory: Trajectory) -> None:
-                progress.advance(bar)
-                if store is not None:
-                    kept.append(asyncio.create_task(asyncio.to_thread(store.add, trajectory)))
 
-            try:
-                report = await evaluate(
-                    spec, house, num_tasks=tasks, attempts=attempts, seed=seed, on_finished=on_finished
-                )
-            except asyncio.CancelledError:
-                where = f"; {len(kept)} of {tasks * attempts} attempts are kept in {out}" if out is not None else ""
-                console.print(f"stopped on request{where}", markup=False, highlight=False, soft_wrap=True)
-                raise
-            finally:
-                await asyncio.gather(*kept)  # an attempt that finished is not lost, whatever ends the evaluation
-    finally:
-        await engine.close()
-        if provider is not None:
-            await provider.close()
-    console.print(_table(report))
-    run = _run_of(policy)
+async def run_evaluation(console: Console, request: Request, spec: EnvSpec, terms: Terms) -> None:
+    """Evaluate, show, and with ``out`` write attempts as they finish, then the summary and the report.
+
+    Raises:
+        ConfigError: no such policy or backend, or ``out`` holds something that this evaluation cannot go on with.
+        StoreError: the attempts cannot be written.
+    """
+    if request.out is None and request.resume:
+        raise ConfigError("--resume goes on with an evaluation on disk: give its --out")
+    num_tasks = min(request.tasks, spec.tasks.size(_SPLIT))
+    tasks = await asyncio.to_thread(tasks_of, spec, _SPLIT, num_tasks)
+    async with _opened_player(request, spec, terms) as (player, tokenizer):
+        backend = request.backend if spec.box is not None else ""
+        agreed = terms_of(
+            spec,
+            player,
+            tasks,
+            split=_SPLIT,
+            attempts=request.attempts,
+            seed=request.seed,
+            playing={**terms.plain(), "sandbox": backend, "retries": request.retries},
+        )
+        with _opened(request, agreed, tasks, tokenizer) as directory:
+            attempts = await _collect(console, request, spec, player, agreed.keyed, num_tasks, directory)
+    found = report(in_order(attempts), spec.id, _SPLIT, request.attempts)
+    console.print(result_table(found))
+    run = _run_of(request.policy)
     if terms.compaction is None and run is not None and read_terms(run).compaction is not None:
         hint = f"this policy was trained with compaction and evaluated without; alike: --like {run}"
         console.print(hint, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    if report.failures:
-        console.print(f"failures, not in the mean: {report.failures}", style="yellow")
-    if out is not None:
-        summary = json.dumps({"policy": policy, **report.summary(), **terms.plain()}, indent=2) + "\n"
-        (out / "summary.json").write_text(summary, encoding="utf-8")
-        console.print(f"Written to {out}. Look at it: glmgym inspect {out}", highlight=False, soft_wrap=True)
+    for note in attempts_note(attempts):
+        console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if request.out is not None:
+        write_outputs(request.out, found, attempts)
+        where = f"Written to {request.out}. Look at it: {request.out / 'report.html'}"
+        hint = f", or glmgym inspect {request.out}" if tokenizer is not None else ""
+        console.print(where + hint, markup=False, highlight=False, soft_wrap=True)
+
+
+async def _collect(
+    console: Console,
+    request: Request,
+    spec: EnvSpec,
+    player: Player,
+    keyed: dict[str, Any],
+    num_tasks: int,
+    directory: EvaluationDirectory | None,
+) -> list[Attempt]:
+    """Play what is missing; every attempt that finished is kept, whatever ends the evaluation."""
+    attempts = directory.attempts if directory is not None else []
+    total, one_at_a_time = num_tasks * request.attempts, asyncio.Lock()
+    kept: list[asyncio.Task[None]] = []
+
+    async def keep(attempt: Attempt, trajectory: Trajectory | None) -> None:
+        if directory is None:
+            attempts.append(attempt)
+            return
+        async with one_at_a_time:
+            await asyncio.to_thread(directory.add, attempt, trajectory)
+
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(spec.id, total=total, completed=len(attempts))
+
+        async def on_finished(attempt: Attempt, trajectory: Trajectory | None) -> None:
+            progress.advance(bar)
+            kept.append(asyncio.create_task(keep(attempt, trajectory)))
+
+        try:
+            await collect_attempts(
+                spec,
+                player,
+                terms=keyed,
+                num_tasks=num_tasks,
+                attempts=request.attempts,
+                split=_SPLIT,
+                seed=request.seed,
+                max_live=request.max_live,
+                retries=request.retries,
+                done=directory.done if directory is not None else (),
+                on_finished=on_finished,
+            )
+        except asyncio.CancelledError:
+            await asyncio.gather(*kept)
+            where = f"; {len(attempts)} of {total} attempts are kept in {request.out}" if request.out else ""
+            console.print(f"stopped on request{where}", markup=False, highlight=False, soft_wrap=True)
+            raise
+        finally:
+            await asyncio.gather(*kept)
+    return attempts
+
+
+@contextmanager
+def _opened(
+    request: Request, terms: Any, tasks: list[Task], tokenizer: Tokenizer | None
+) -> Iterator[EvaluationDirectory | None]:
+    if request.out is None:
+        yield None
+        return
+    with open_directory(request.out, terms, tasks, resume=request.resume, tokenizer=tokenizer) as directory:
+        yield directory
+
+
+@asynccontextmanager
+async def _opened_player(
+    request: Request, spec: EnvSpec, terms: Terms
+) -> AsyncIterator[tuple[Player, Tokenizer | None]]:
+    """Who plays, and the tokenizer of a policy that samples tokens."""
+    if bool(request.policy) == (request.endpoint is not None):
+        raise ConfigError("give a --policy, or an --endpoint with its --model")
+    policy: Policy | None = None
+    if request.endpoint is not None:
+        settings = request.endpoint.model_copy(update={"temperature": terms.sampling.temperature})
+        policy = EndpointPolicy(settings)
+    elif request.policy.startswith(PREFIX):
+        policy = scripted_policy(request.policy)
+    if policy is not None:
+        if terms.compaction is not None:
+            raise ConfigError(f"{policy.name} has no context of ours, so [compaction] cannot apply; leave out --like")
+        try:
+            async with _opened_provider(spec, request.backend) as provider:
+                yield MessagePlayer(policy, provider, terms.budget), None
+        finally:
+            await policy.close()
+        return
+    path = load_component("checkpoints", "torch")(request.policy)
+    limits = {} if terms.context_length is None else {"context_length": terms.context_length}
+    engine, chat = load_component("engines", "torch")(request.policy, **limits)
+    try:
+        async with _opened_provider(spec, request.backend) as provider:
+            house = House(engine, chat, provider, terms.budget, terms.sampling, terms.compaction)
+            yield TokenPlayer(request.policy, _digest_of(path), house), chat.tokenizer
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def _opened_provider(spec: EnvSpec, backend: str) -> AsyncIterator[SandboxProvider | None]:
+    if spec.box is None:
+        yield None
+        return
+    provider: SandboxProvider = load_component("sandboxes", backend)()
+    try:
+        yield provider
+    finally:
+        await provider.close()
+
+
+def _digest_of(checkpoint: Path) -> str:
+    """sha256 of a checkpoint's files by name."""
+    files = sorted(path for path in checkpoint.iterdir() if path.is_file())
+    return content_digest({path.name: digest_file(path) for path in files})
 
 
 def _run_of(policy: str) -> Path | None:
@@ -148,23 +284,3 @@ def _run_of(policy: str) -> Path | None:
     path = Path(policy).resolve()
     is_checkpoint = path.parent.parent.name == "checkpoints"
     return path.parents[2] if is_checkpoint and (path.parents[2] / "config.toml").is_file() else None
-
-
-@contextmanager
-def _open_store(out: Path | None, tokenizer: Tokenizer) -> Iterator[TrajectoryStore | None]:
-    """A store in ``out``, beside it the tokenizer that turns its ids into text."""
-    if out is None:
-        yield None
-        return
-    (out / "trajectories").mkdir(parents=True)
-    tokenizer.save(out)
-    with TrajectoryStore.open(out / "trajectories" / "store.sqlite") as store:
-        yield store
-
-
-def _table(report: EvalReport) -> Table:
-    table = Table("family", "success", "95 % interval", "attempts", box=None, header_style="bold")
-    for name, row in [*report.families.items(), ("all", report.overall)]:
-        style = "bold" if name == "all" else ""
-        table.add_row(name or "-", f"{row.mean:.3f}", f"{row.low:.3f} to {row.high:.3f}", str(row.count), style=style)
-    return table

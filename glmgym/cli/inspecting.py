@@ -31,13 +31,14 @@ def show(console: Console, run: Path, id: str | None, *, tokens: bool, limit: in
             trajectory = store.get(id)
             row = next(row for row in store.summaries() if row.id == id)
             advantages = read_credit(path.parent, id, row.step)
-            decode = _tokenizer(run).decode
+            decode = tokenizer_of(run).decode
             console.print(render_trajectory(trajectory, decode, tokens=tokens, row=row, advantages=advantages))
     finally:
         store.close()
 
 
-def _tokenizer(run: Path) -> Tokenizer:
+def tokenizer_of(run: Path) -> Tokenizer:
+    """The tokenizer that a run or an evaluation keeps; of several the newest checkpoint's."""
     found = sorted([*run.glob("checkpoints/*/policy/tokenizer.json"), *run.glob("tokenizer.json")])
     if not found:
         raise ConfigError(f"{run} holds no tokenizer.json; token ids cannot be shown as text")

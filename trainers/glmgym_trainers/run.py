@@ -23,7 +23,7 @@ import torch
 
 from glmgym.engine import Weights
 from glmgym.errors import GlmgymError
-from glmgym.evaluate import evaluate_mixture, share_out
+from glmgym.evaluation import evaluate_mixture, share_out
 from glmgym.events import (
     CheckpointSaved,
     EpisodeEvaluated,

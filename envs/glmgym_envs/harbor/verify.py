@@ -64,7 +64,7 @@ class Verdict:
 
     def judged(self, flags: Sequence[str], notes: Sequence[str]) -> Verdict:
         """The same with what was found on the way in each reason; a flag makes every reward 0."""
-        found = "; ".join([*flags, *notes])
+        found = "; ".join([*(f"flagged: {flag}" for flag in flags), *notes])
         rewards = [
             replace(each, value=0.0 if flags else each.value, reason="; ".join(filter(None, [each.reason, found])))
             for each in self.rewards

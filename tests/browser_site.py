@@ -1,0 +1,94 @@
+"""A browser for tests: found and started, or a reason to skip (in CI a failure); and a site of a few lines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+
+from glmgym.env import ScoreView, Task
+from glmgym.errors import ConfigError, SandboxFailure
+from glmgym.messages import ToolCall, assistant
+from glmgym.trajectory import Reward
+from glmgym_envs.browser import BrowserEnv
+from glmgym_envs.browser.chromium import chromium
+from glmgym_envs.browser.server import Request, Response, Server
+from glmgym_envs.browser.session import Session
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+SLOW_S = 0.2  # before a path that begins with /slow is answered
+
+
+@pytest.fixture(scope="session")
+def browser_works() -> None:
+    """Skips where no browser starts, with the reason; in CI that is a failure."""
+    try:
+        browser = chromium()
+        browser.submit(browser.browser()).result(timeout=60)
+    except (ConfigError, SandboxFailure) as problem:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(problem))
+        pytest.skip(str(problem))
+
+
+def needs_browser(test: Test) -> Test:
+    """Marks a test that opens pages; its module imports the fixture ``browser_works``."""
+    return pytest.mark.browser(pytest.mark.usefixtures("browser_works")(test))
+
+
+class Site(BrowserEnv):
+    """A site of fixed pages; the answer "done" is worth 1."""
+
+    def __init__(self, pages: Mapping[str, str] | None = None) -> None:
+        self.pages = dict(pages or {"/": "<button>Go</button>"})
+
+    async def open_session(self, task: Task) -> tuple[Session, str]:
+        return await self.drive(_open(self.pages, counted=self.counted)), task.instruction
+
+    async def grade(self, view: ScoreView) -> tuple[Reward, ...]:
+        return (Reward("done", float(view.answer == "done" or self.answered == "done")),)
+
+    async def act(self, name: str, **arguments: object) -> str:
+        """What the policy reads after one call."""
+        step = await self.step(assistant("", ToolCall("call_0", name, arguments)))
+        return step.observation[0].content
+
+    async def lines(self) -> list[str]:
+        """The elements of the page as it is now."""
+        view = await self.drive(self.session.view())
+        return [element.line() for element in view.elements]
+
+
+async def _open(pages: Mapping[str, str], *, counted: bool) -> Session:
+    server = await Server.start(partial(_serve, pages))
+    return await Session.open(chromium(), server.origin, "/", counted=counted, on_close=server.close)
+
+
+async def _serve(pages: Mapping[str, str], request: Request) -> Response:
+    if request.path.startswith("/slow"):
+        await asyncio.sleep(SLOW_S)
+    page = pages.get(request.path)
+    return Response(b"no such page", 404) if page is None else Response(page.encode())
+
+
+async def open_site(pages: Mapping[str, str] | None = None) -> Site:
+    env = Site(pages)
+    await env.reset(Task("site", "Look around."), None)
+    return env
+
+
+async def kill_browser() -> None:
+    """SIGKILL to the browser's main process."""
+    browser = chromium()
+
+    async def find() -> int:
+        devtools = await (await browser.browser()).new_browser_cdp_session()
+        found = (await devtools.send("SystemInfo.getProcessInfo"))["processInfo"]
+        return next(int(process["id"]) for process in found if process["type"] == "browser")
+
+    os.kill(await browser.call(find()), signal.SIGKILL)
