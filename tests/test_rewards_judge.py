@@ -306,7 +306,7 @@ async def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatc
         Judge(settings)
     monkeypatch.setenv("TONE_KEY", "s3cret")
     judge = Judge(settings)
-    assert judge._client.headers["Authorization"] == "Bearer s3cret"
+    assert judge._endpoint._client.headers["Authorization"] == "Bearer s3cret"
     assert "s3cret" not in settings.model_dump_json() + judge.version
     await judge.close()
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
-import os
 import re
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from glmgym.completions import Completions, CompletionSettings, NoCompletionError
 from glmgym.env import ScoreView
-from glmgym.errors import ConfigError, JudgeFailure, boundary
+from glmgym.errors import JudgeFailure, boundary
 from glmgym.rewards.anchor import find_anchors
 from glmgym.rewards.component import Component, ComponentSettings
 from glmgym.rewards.transcript import transcript
@@ -35,7 +34,6 @@ PROMPT = "The task:\n{task}\n\nThe reply:\n{answer}"
 WITH_ANCHOR = PROMPT + "\n\nReplies written by people, as examples of the manner that is wanted:\n{anchor}"
 
 _PLACEHOLDER = re.compile(r"\{(task|answer|transcript|anchor)\}")
-_TRANSIENT = frozenset({408, 409, 425, 429})  # and every 5xx
 _REASON_CHARS = 1_000  # kept of a reason
 _QUOTED_CHARS = 200  # kept of an unreadable verdict, in the message
 
@@ -99,22 +97,11 @@ class Judge(Component):
     Settings = JudgeSettings
 
     def __init__(self, settings: JudgeSettings) -> None:
-        try:
-            import httpx
-        except ImportError as error:
-            raise ConfigError("[rewards.judge] needs httpx: pip install 'glmgym[judge]'") from error
-        headers = {}
-        if settings.api_key_env:
-            if not os.environ.get(settings.api_key_env):
-                raise ConfigError(f"[rewards.judge] {settings.name}: ${settings.api_key_env} is not set")
-            headers["Authorization"] = f"Bearer {os.environ[settings.api_key_env]}"
         self.name = settings.name
         self.version = f"{settings.model}@{_digest(settings.rules + settings.template)}"
         self._settings = settings
-        self._slots = asyncio.Semaphore(settings.max_live)
-        self._broken = httpx.TransportError
-        # The whole request has a time budget below; httpx's own count each phase of it apart.
-        self._client = httpx.AsyncClient(headers=headers, timeout=None)
+        where = {name: getattr(settings, name) for name in CompletionSettings.model_fields}
+        self._endpoint = Completions(CompletionSettings(**where), f"[rewards.judge] {settings.name}")
 
     async def __call__(self, view: ScoreView) -> Reward:
         """The verdict as a reward.
@@ -136,7 +123,7 @@ class Judge(Component):
         )
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._endpoint.close()
 
     def _request(self, view: ScoreView) -> dict[str, Any]:
         settings = self._settings
@@ -154,28 +141,13 @@ class Judge(Component):
         return {**request, "response_format": {"type": "json_object"}} if settings.json_mode else request
 
     async def _ask(self, request: Mapping[str, Any], trouble: list[str]) -> str:
-        """The content of the answer, after as many retries as allowed; ``trouble`` is told what went wrong."""
-        settings, url = self._settings, f"{self._settings.url.rstrip('/')}/chat/completions"
-        for retry in itertools.count():
-            wait_s = settings.backoff_s * 2**retry
-            try:
-                async with self._slots, asyncio.timeout(settings.timeout_s):
-                    response = await self._client.post(url, json=request)
-            except TimeoutError:
-                trouble.append(f"no answer within {settings.timeout_s:g} s")
-            except self._broken as error:
-                trouble.append(f"{type(error).__name__}: {error}")
-            else:
-                if response.status_code == 200:
-                    return _content(response.text)
-                trouble.append(f"HTTP {response.status_code}: {response.text[:_QUOTED_CHARS]}")
-                if response.status_code < 500 and response.status_code not in _TRANSIENT:
-                    raise JudgeRefused(f"judge {self.name}: {url}: {trouble[-1]}")
-                wait_s = max(wait_s, _retry_after_s(response.headers.get("Retry-After", "")))
-            if retry >= settings.retries:
-                break
-            await asyncio.sleep(wait_s)
-        raise JudgeFailure(f"judge {self.name}: no verdict in {settings.retries + 1} requests; latest: {trouble[-1]}")
+        """The content of the answer; ``trouble`` is told what went wrong with a request."""
+        try:
+            return _content(await self._endpoint.post(request, trouble.append))
+        except NoCompletionError as error:
+            if error.status:
+                raise JudgeRefused(f"judge {self.name}: {error}") from None
+            raise JudgeFailure(f"judge {self.name}: no verdict {error}") from None
 
 
 class Verdict(BaseModel):
@@ -224,11 +196,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a key stands there twice")
     return found
-
-
-def _retry_after_s(header: str) -> float:
-    """Seconds that the endpoint asks to wait; its other form, a date, is left to our own backoff."""
-    return float(header) if header.isdecimal() else 0.0
 
 
 def _digest(text: str) -> str:
