@@ -264,8 +264,8 @@ def test_a_directory_s_environment(tmp_path: Path) -> None:
         "class Echo(ToolEnv):\n"
         "    async def score(self, view):\n"
         "        return (Reward('same', float(view.answer == view.task.instruction)),)\n"
-        "register('echo-v0', Echo, tasks=procedural(lambda r: Task(instruction=str(r.random())), "
-        "train=5, heldout=2, name='echo'))\n"
+        "register('gym-echo-v0', Echo, tasks=procedural(lambda r: Task(instruction=str(r.random())), "
+        "train=5, heldout=2, name='gym-echo'))\n"
     )
     made = GlmEnv(str(tmp_path))
     _, info = made.reset(seed=0)

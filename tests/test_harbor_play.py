@@ -171,7 +171,7 @@ async def test_an_interpreter_of_the_policys_starts_no_copy_of_its_box(
     episode = await play_task(provider, write_task(tmp_path / "t"), shell(fraud))
     assert (episode.total, episode.rewards[0].reason) == (
         0.0,
-        f"{path} is not what it was before the policy came",
+        f"flagged: {path} is not what it was before the policy came",
     )
 
 
