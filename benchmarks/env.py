@@ -1,8 +1,8 @@
 """Environments under a scripted policy: steps per second, what the framework adds to a turn, and a free event loop.
 
-A turn's overhead is its time less that spent inside the tool's own function (the command in the box, the page, the
-index): reading the policy's reply, checking arguments, budgets, clipping, bookkeeping. The policy is the environment's
-oracle, which costs nothing. The browser's steps are held against the 0.5 s that BrowserGym waits before each
+A turn's overhead is the time of its step less that spent inside the tool's own function (the command in the box, the
+page, the index): checking arguments, the guard, budgets, clipping, bookkeeping. The policy is the environment's oracle,
+whose own time is not counted. The browser's steps are held against the 0.5 s that BrowserGym waits before each
 observation (``pre_observation_delay``).
 
     python benchmarks/env.py [--json] [--tasks N] [--live N] [--only FAMILY ...]
@@ -95,7 +95,7 @@ async def family(name: str, suite: str, tasks: int) -> dict[str, Any]:
         if provider is not None:
             await provider.close()
     turns = sum(len(transcript.requests) for transcript in transcripts)
-    stepping = sum(t.timings_s["step"] + t.timings_s["generate"] for t in transcripts)
+    stepping = sum(t.timings_s["step"] for t in transcripts)  # without the oracle, which may play a page of its own
     return {
         f"{name}_tasks": len(transcripts),
         f"{name}_solved_share": statistics.fmean(map(solved, transcripts)),
