@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ _SHELLS = ("sh", "bash", "dash", "zsh", "eval", "su")
 _PREFIXES = ("sudo", "env", "nohup", "time", "command", "exec", "builtin", "timeout", "nice", "xargs", "stdbuf")
 _KEYWORDS = ("{", "!", "then", "do", "else", "if", "while", "until")
 _MAX_NESTING = 4
+MAX_COMMAND_CHARS = 16_384  # some ten milliseconds of the event loop
 _MAX_PREFIX_WORDS = 10
 
 
@@ -50,15 +51,12 @@ class Rule:
         except re.error as error:
             raise ConfigError(f"guard rule {self.name!r}: {self.pattern!r} is no regular expression: {error}") from None
 
-    def match(self, call: ToolCall) -> str | None:
-        """The text that the rule is about, ``None`` if the call is none of its business."""
-        if self.tools and call.name not in self.tools:
+    def match(self, tool: str, arguments: Sequence[str], lines: Sequence[str]) -> str | None:
+        """What the rule is about among a call's strings and the commands in them; ``None`` for a call it lets pass."""
+        if self.tools and tool not in self.tools:
             return None
-        for text in _strings(call.arguments):
-            for part in commands(text) if self.where == "command" else (text,):
-                if re.search(self.pattern, part):
-                    return part
-        return None
+        texts = lines if self.where == "command" else arguments
+        return next((text for text in texts if re.search(self.pattern, text)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +85,10 @@ class Guard:
         Raises:
             JudgeFailure: the judge could not tell.
         """
+        arguments = list(_strings(call.arguments))
+        lines = [line for text in arguments for line in commands(text)]
         for rule in self.rules:
-            if (found := rule.match(call)) is not None:
+            if (found := rule.match(call.name, arguments, lines)) is not None:
                 return Blocked(rule.name, call.name, found[:MAX_EXCERPT_CHARS])
         if self.judge is not None:
             with boundary(JudgeFailure, f"guard on {call.name}"):
@@ -101,8 +101,11 @@ class Guard:
 def commands(line: str) -> Iterator[str]:
     """The simple commands of a shell's command line, words joined by one space; those in ``sh -c`` and ``$(...)``, too.
 
-    A line that no shell would take is given as it is.
+    A line that no shell would take is given as it is, and so are those of a text too long to be read as a command.
     """
+    if len(line) > MAX_COMMAND_CHARS:
+        yield from line.splitlines()
+        return
     yield from _commands(line, 0)
 
 

@@ -168,3 +168,14 @@ async def test_a_judge_that_breaks_is_a_failure() -> None:
 
     with pytest.raises(JudgeFailure, match="guard on shell: ValueError: no model"):
         await Guard(judge=judge).check(ToolCall("c", "shell", {}))
+
+
+async def test_a_long_text_is_looked_through_line_by_line() -> None:
+    """A file of a megabyte is no command line; read as one it would hold up the event loop for seconds."""
+    filler = "x = 'it''s'\n" * 10_000
+    guard = swe_guard()
+    assert len(list(commands(filler))) == 10_000
+    assert await guard.check(ToolCall("1", "create", {"content": filler})) is None
+    found = await guard.check(ToolCall("1", "create", {"content": filler + "git fetch origin\n"}))
+    assert found is not None
+    assert (found.rule, found.excerpt) == ("git remote", "git fetch origin")
