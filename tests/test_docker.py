@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -28,7 +29,7 @@ from glmgym_sandboxes.bounds import ImpossibleBox
 from glmgym_sandboxes.docker import DockerProvider, open_provider
 from glmgym_sandboxes.docker.config import check, container
 from glmgym_sandboxes.docker.direct import Listener, listen
-from glmgym_sandboxes.docker.engine import Engine, EngineError
+from glmgym_sandboxes.docker.engine import Engine, EngineError, _tar_of_directory
 from glmgym_sandboxes.docker.interpreter import command
 from glmgym_sandboxes.docker.snapshots import Snapshots
 from glmgym_sandboxes.docker.stream import attach
@@ -636,6 +637,17 @@ def test_a_writable_root_keeps_what_the_image_has_in_the_working_directory() -> 
 
 
 @pytest.mark.docker
+@pytest.mark.parametrize("path", ["/work", "/" + "long/" * 60 + "place", "/é" * 30])
+def test_a_directory_s_archive_ends_where_it_ends(path: str) -> None:
+    """podman reads up to the two blocks of zeros and goes: what comes after breaks its pipe now and then."""
+    data = _tar_of_directory(path, (5, 6))
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        (member,) = tar.getmembers()
+        assert (f"/{member.name}", member.uid, member.gid, member.isdir()) == (path, 5, 6, True)
+    assert data.endswith(bytes(1024))
+    assert len(data.rstrip(b"\0")) > len(data) - 1024 - 512
+
+
 async def test_the_probe(docker_base: None) -> None:
     provider = open_provider({"warm": 0})
     assert await probe(provider) == ""

@@ -210,4 +210,6 @@ def _tar_of_directory(path: str, owner: tuple[int, int]) -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         tar.addfile(member)
-    return content.getvalue()
+        end = tar.offset
+    # Two blocks of zeros end it. podman's reader goes then, and the padding beyond would be written into a broken pipe.
+    return content.getvalue()[: end + 2 * tarfile.BLOCKSIZE]
