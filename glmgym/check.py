@@ -125,7 +125,7 @@ def pick(spec: EnvSpec, tasks: int | None) -> tuple[list[Task], list[str]]:
             raise ConfigError(f"{spec.id} has {size:,} {split} tasks: say how many to check")
         chosen = list(range(size)) if tasks is None else _pick(spec, split, tasks)
         if not chosen:
-            problems.append(f"{spec.id} has no {split} tasks")
+            problems.append(f"{spec.id} has no {split} tasks: {spec.description}")
         for index in chosen:
             task = spec.tasks.task(split, index)
             if spec.tasks.task(split, index) != task:

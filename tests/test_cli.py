@@ -187,6 +187,15 @@ def test_doctor_speaks_json() -> None:
     assert "known once" not in findings["docker"]["text"]  # its limits are asked of a provider that has opened a box
 
 
+def test_an_evaluation_on_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No table of NaN: the sentence says how to make the tasks."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    refused = glmgym("eval", "--policy", "scripted:expert", "--suite", "swe-v0")
+    assert refused.returncode == 2
+    assert "swe-v0 has no held-out tasks" in refused.stderr
+    assert "python -m glmgym_envs.swe build" in refused.stderr
+
+
 def test_mistakes_are_one_sentence(tmp_path: Path, refused: Callable[..., str]) -> None:
     assert "did you mean 'quickstart'?" in refused("train", "quickstrat")
     assert "did you mean 'steps'?" in refused("train", "quickstart", "--set", "trainer.step=1")

@@ -136,6 +136,8 @@ async def run_evaluation(console: Console, request: Request, spec: EnvSpec, term
     if request.out is None and request.resume:
         raise ConfigError("--resume goes on with an evaluation on disk: give its --out")
     num_tasks = min(request.tasks, spec.tasks.size(_SPLIT))
+    if num_tasks == 0:
+        raise ConfigError(f"{spec.id} has no held-out tasks to evaluate on: {spec.description}")
     tasks = await asyncio.to_thread(tasks_of, spec, _SPLIT, num_tasks)
     async with _opened_player(request, spec, terms) as (player, tokenizer):
         backend = request.backend if spec.box is not None else ""

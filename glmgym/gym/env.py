@@ -84,7 +84,9 @@ class GlmEnv(gymnasium.Env[str, str]):
         if self._closed:
             raise gymnasium.error.ClosedEnvironmentError("this environment is closed: make another")
         super().reset(seed=seed)
-        split, index = self._choose(dict(options or {}))
+        split, index = await asyncio.to_thread(
+            self._choose, dict(options or {})
+        )  # a look through all tasks may be long
         await self._end()
         task = await asyncio.to_thread(self._source.tasks.task, split, index)
         provider = await LOOP.provider(self._sandbox) if self._source.box is not None else None
@@ -134,7 +136,7 @@ class GlmEnv(gymnasium.Env[str, str]):
             raise ValueError(f"reset: split {split!r}: use 'train' or 'heldout'")
         size = self._source.tasks.size(split)
         if size == 0:
-            raise ValueError(f"{self._source.id} has no {split} tasks")
+            raise ValueError(f"{self._source.id} has no {split} tasks: {self._source.description}")
         if "task_id" in options:
             return split, self._index_of(split, str(options["task_id"]), size)
         index = options.get("index", self._task)

@@ -48,7 +48,7 @@ async def a_killed_box_is_dead_for_the_call_under_way_and_all_later_ones(subject
     box, mark = await subject.open(), new_mark()
     running = subject.start(bash(box, f"exec -a {mark} sleep 300"))
     await until(lambda: count(box, mark), "marked processes", at_least=1)
-    (sleeper,) = visible_processes(mark)
+    (sleeper,) = await visible_processes(mark, at_least=1)
     kill_parent_of(sleeper)
     with refused(SandboxDead, "is gone"):
         await running
@@ -65,6 +65,6 @@ async def closing_leaves_no_process(subject: Subject) -> None:
     box, mark = await subject.open(), new_mark()
     await bash(box, f"for i in 1 2 3; do (setsid bash -c 'exec -a {mark} sleep 300' &); done")
     await until(lambda: count(box, mark), "marked processes", at_least=3)
-    equal(len(visible_processes(mark)), 3, "its processes on this machine")
+    equal(len(await visible_processes(mark, at_least=3)), 3, "its processes on this machine")
     await box.close()
     equal(host_processes(mark), [], "its processes left on this machine")

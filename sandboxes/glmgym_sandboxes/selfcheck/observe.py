@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -101,12 +102,19 @@ def host_processes(mark: str, *, anywhere: bool = False) -> list[int]:
     return found
 
 
-def visible_processes(mark: str) -> list[int]:
-    """Raises NotApplicable: the box runs elsewhere, so this machine shows none of its processes."""
-    end = time.monotonic() + 1.0
-    while not (found := host_processes(mark)) and time.monotonic() < end:
-        time.sleep(0.02)  # in the middle of an exec a process has no command line
-    if not found:
+async def visible_processes(mark: str, *, at_least: int) -> list[int]:
+    """``host_processes``, waited for: in the middle of an exec a process has no command line.
+
+    Raises:
+        NotApplicable: the box runs elsewhere, so this machine shows none of its processes.
+    """
+
+    async def seen() -> int:
+        return len(host_processes(mark))
+
+    with contextlib.suppress(Unmet):
+        await until(seen, at_least=at_least, timeout_s=1.0)
+    if not (found := host_processes(mark)):
         raise NotApplicable("the box's processes do not show on this machine")
     return found
 
