@@ -41,6 +41,28 @@ async def main(mark):
 asyncio.run(main(sys.argv[1]))
 """
 
+INTERRUPTED_DRIVER = """
+import asyncio, os, signal, threading, time
+from glmgym.sandbox import BoxSpec
+from glmgym_sandboxes.bubblewrap import open_provider
+
+def strike():
+    while True:
+        os.killpg(os.getpgrp(), signal.SIGINT)  # as a terminal does: to everything in the foreground
+        time.sleep(0.0005)
+
+async def main():
+    signal.signal(signal.SIGINT, lambda *_: None)
+    provider = open_provider({"warm": 0})
+    await (await provider.open(BoxSpec())).close()
+    threading.Thread(target=strike, daemon=True).start()
+    for _ in range(30):
+        await (await provider.open(BoxSpec())).close()
+    await provider.close()
+
+asyncio.run(main())
+"""
+
 
 STARTING_DRIVER = """
 import asyncio, sys
@@ -142,6 +164,13 @@ class TestBubblewrap(SandboxContract):
         if memory is not None:
             memory.sweep()
             assert list(memory.base.glob(f"glmgym-{driver.pid}-*")) == []
+
+    def test_an_interrupt_does_not_reach_a_box_that_starts(self, bubblewrap_works: None) -> None:
+        """For a moment its process is still of the driver's session; nine starts of these thirty are struck then."""
+        driver = subprocess.run(
+            [sys.executable, "-c", INTERRUPTED_DRIVER], stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert driver.returncode == 0, driver.stderr
 
     @pytest.mark.parametrize("delay_s", [0.05, 0.2, 0.3])
     def test_a_driver_killed_while_boxes_start_leaves_nothing(self, bubblewrap_works: None, delay_s: float) -> None:

@@ -29,7 +29,7 @@ HELLO, RESULT, DATA, DONE, BAD_COMMAND, BAD_FILE, EXHAUSTED = range(11, 18)  # r
 HEADER_BYTES = 9
 MAX_FRAME_BYTES = 64 << 20
 TIMEOUT_EXIT = 124  # what timeout(1) reports
-SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25
+SIGKILL, SIGPIPE, SIGSTOP, SIGXFSZ = 9, 13, 19, 25
 ELOOP = 40
 DRAIN_S = 0.1  # how long a finished command's output is awaited when a background child keeps it open
 KILL_S = 2.0  # how long the walk over descendants may take before everything in the box is killed
@@ -699,7 +699,9 @@ class Agent:
         if shell is None:
             return
         if shell.process.exit_code is None:
-            self.kill(lambda: list(descendants(proc_table(), shell.process.pid)))
+            tree: set[int] = set()  # all stand still before the first dies: nobody would find an orphan
+            halt(tree, lambda: descendants(proc_table(), shell.process.pid), KILL_S)
+            self.kill(lambda: list(tree & proc_table().keys()))
         if shell.command is not None:
             self.finish(shell.command, 128 + SIGKILL)
         self.forget_shell(key)
@@ -744,6 +746,39 @@ def descendants(table: dict[int, tuple[int, int, int]], root: int) -> set[int]:
             found.add(pid)
             todo += children.get(pid, [])
     return found & table.keys()
+
+
+def halt(halted: set[int], find: Callable[[], set[int]], timeout_s: float) -> bool:
+    """SIGSTOP what ``find`` finds, adding it to ``halted``, until all of it stands still. False: it was not in time.
+
+    Who is in the middle of a fork when the signal comes has its child nevertheless: the look that finds nobody new
+    has to come after all stood still.
+    """
+    end = time.monotonic() + timeout_s
+    still = False
+    while True:
+        found = find()
+        moving = found - halted
+        if still and not moving:
+            return True
+        if time.monotonic() > end:
+            return False
+        halted |= moving
+        for pid in moving:
+            try:
+                os.kill(pid, SIGSTOP)
+            except ProcessLookupError:
+                continue
+        still = all(map(is_still, found))
+
+
+def is_still(pid: int) -> bool:
+    """Stopped, by job control or by a tracer, or no more."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t", b"Z", b"X")
+    except OSError:
+        return True
 
 
 def find_program(program: bytes, path: bytes) -> bytes:

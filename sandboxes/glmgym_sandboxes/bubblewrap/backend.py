@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import posixpath
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,10 @@ class BubblewrapSettings(Settings):
     max_starting: int = Field(2 * (os.cpu_count() or 1), ge=1)  # starts at once
 
 
+class _Interrupted(Exception):
+    """A Ctrl-C, which is for the driver alone, struck a starting box before it had a session of its own."""
+
+
 class BubblewrapProvider:
     """A ``SandboxProvider``; see the package.
 
@@ -98,12 +103,15 @@ class BubblewrapProvider:
             image, seed = self._forks.get(spec.image, (spec.image, ""))
             spec = replace(spec, image=image)
             base = self._bases.get(spec.image) or await self._prepare(spec.image)
-            groups = await _in_thread(self._check_and_make_groups, spec, base, undo=_remove_all)
-            try:
-                box, child = await self._launch(id, spec, base, seed, groups)
-            except BaseException:
-                await asyncio.to_thread(_remove_all, groups)
-                raise
+            while True:
+                groups = await _in_thread(self._check_and_make_groups, spec, base, undo=_remove_all)
+                try:
+                    box, child = await self._launch(id, spec, base, seed, groups)
+                    break
+                except BaseException as error:
+                    await asyncio.to_thread(_remove_all, groups)
+                    if not isinstance(error, _Interrupted):
+                        raise
             try:
                 for group in groups:  # nothing but the agent is in the box yet, and its children will inherit the group
                     await asyncio.to_thread(group.join, child)
@@ -140,6 +148,8 @@ class BubblewrapProvider:
                 try:
                     await box.ready(START_TIMEOUT_S)
                 except SandboxFailure as failure:
+                    if process.returncode == -signal.SIGINT:
+                        raise _Interrupted from failure
                     lacks_namespaces = "bwrap:" in str(failure) and base.root is None
                     raise SandboxFailure(f"{failure}{_ADVICE if lacks_namespaces else ''}") from failure
                 failing.pop_all()

@@ -7,9 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from glmgym.errors import SandboxFailure
 from glmgym_sandboxes import agent
@@ -77,21 +75,13 @@ def stopped(pid: int) -> Iterator[None]:
         SandboxFailure: something in the box does not stop, or the box is gone.
     """
     halted: set[int] = set()
-    end = time.monotonic() + STOP_TIMEOUT_S
     children = [str(child) for child, (parent, _, _) in agent.proc_table().items() if parent == pid]
     watch = ["/bin/sh", "-c", 'read -r _; kill -CONT "$@"', "sh", *children]
     # Its own session: Ctrl-C is for the driver. Its own silence: processes that ended since are not worth a word.
     watcher = subprocess.Popen(watch, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        while True:
-            inside = agent.descendants(agent.proc_table(), pid) - {pid}
-            _signal(inside - halted, signal.SIGSTOP)
-            # Nobody was born since the last look, when all had the signal already: a process that has it cannot fork.
-            if inside and inside <= halted and all(map(_is_still, inside)):
-                break
-            halted |= inside
-            if not inside or time.monotonic() > end:
-                raise SandboxFailure(f"{len(inside)} processes of the box of process {pid} could not be stopped")
+        if not agent.halt(halted, lambda: _inside(pid), STOP_TIMEOUT_S) or not _inside(pid):
+            raise SandboxFailure(f"{len(halted)} processes of the box of process {pid} could not be stopped")
         yield
     finally:
         _signal(halted, signal.SIGCONT)
@@ -100,17 +90,14 @@ def stopped(pid: int) -> Iterator[None]:
 
 def kill_inside(pid: int) -> None:
     """Kill everything in the box whose bwrap has that pid; bwrap ends by itself then."""
-    _signal(agent.descendants(agent.proc_table(), pid) - {pid}, signal.SIGKILL)
+    _signal(_inside(pid), signal.SIGKILL)
+
+
+def _inside(pid: int) -> set[int]:
+    return agent.descendants(agent.proc_table(), pid) - {pid}
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _is_still(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
-    except OSError:  # it ended
-        return True

@@ -90,3 +90,15 @@ async def closing_a_shell_ends_its_processes(subject: Subject) -> None:
     await until(lambda: count(box, mark), "marked processes", at_least=1)
     await shell.close()
     equal(await count(box, mark), 0, "the marked processes left")
+
+
+@check("shell")
+async def closing_a_shell_ends_what_is_being_born(subject: Subject) -> None:
+    """A child that is born while its parent is killed would be an orphan nobody looks for."""
+    box, mark = await subject.open(), new_mark()
+    births = f"for i in 1 2 3 4 5; do bash -c 'exec -a {mark} sleep 300' & done; wait"
+    for wait_ms in range(8):
+        shell = await box.shell()
+        await shell.run(f"({births}; true) & ({births}; true) & ({births}; true) & sleep 0.00{wait_ms}")
+        await shell.close()
+        equal(await count(box, mark), 0, "the marked processes left")
