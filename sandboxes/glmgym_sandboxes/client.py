@@ -19,7 +19,7 @@ from typing import NoReturn, Protocol
 from glmgym.errors import SandboxDead, SandboxFailure
 from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, CommandResult, Network, Sandbox
 from glmgym_sandboxes import agent, trees
-from glmgym_sandboxes.fork import open_siblings
+from glmgym_sandboxes.fork import Opener, Snapshot, open_siblings
 from glmgym_sandboxes.gateway import Gateway, proxy_environment, relay_command
 
 logger = logging.getLogger(__name__)
@@ -38,19 +38,6 @@ _ANSWERS = {  # request -> reply, and how many fields it has
     agent.GIVE: (agent.DONE, 0),
     agent.MOVE: (agent.DONE, 0),
 }
-
-Opener = Callable[[BoxSpec], Awaitable["AgentBox"]]
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A box's root as it was at one moment: ``open`` starts boxes from it.
-
-    ``left_out`` names the writable places it does not hold, memory file systems for one; fork copies these itself.
-    """
-
-    open: Opener
-    left_out: tuple[str, ...]
 
 
 class Reader(Protocol):
@@ -86,7 +73,7 @@ class Transport:
     reader: Reader
     writer: asyncio.StreamWriter
     destroy: Callable[[], Awaitable[str]]
-    snapshot: Callable[[], AbstractAsyncContextManager[Snapshot]] | None = None
+    snapshot: Callable[[], AbstractAsyncContextManager[Snapshot[AgentBox]]] | None = None
     gateway: Gateway | None = None
     shortcut: Shortcut | None = None
     python: Sequence[str] = ("python3",)
@@ -104,7 +91,7 @@ class AgentBox:
         image_digest: str,
         spec: BoxSpec,
         transport: Transport,
-        opener: Opener | None = None,
+        opener: Opener[AgentBox] | None = None,
         max_siblings: int = 0,
     ) -> None:
         self.id = id

@@ -5,25 +5,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os.path
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from glmgym.errors import SandboxFailure
 from glmgym.sandbox import BoxSpec
 from glmgym_sandboxes import agent, trees
 
-if TYPE_CHECKING:
-    from glmgym_sandboxes.client import AgentBox, Opener, Snapshot
+
+class Forkable(Protocol):
+    """A box whose files can be given to others piece by piece."""
+
+    id: str
+
+    def pieces(self, path: str, what: bytes) -> AsyncGenerator[bytes]:
+        """The pieces of a directory of the box; see ``agent.read_tree`` for ``what``."""
+        ...
+
+    def receiving(
+        self, path: str, *, empty_first: bool = False
+    ) -> AbstractAsyncContextManager[Callable[[bytes], Awaitable[None]]]:
+        """What takes the pieces of a tree, in order, and makes it ``path``; leaving says that it is whole."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+Box = TypeVar("Box", bound=Forkable)
+Opener = Callable[[BoxSpec], Awaitable[Box]]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Generic[Box]):
+    """A box's root as it was at one moment: ``open`` starts boxes from it.
+
+    ``left_out`` names the writable places it does not hold, memory file systems for one; fork copies these itself.
+    """
+
+    open: Opener[Box]
+    left_out: tuple[str, ...]
 
 
 async def open_siblings(
-    box: AgentBox,
+    box: Forkable,
     spec: BoxSpec,
     count: int,
-    opener: Opener | None,
-    snapshot: Callable[[], AbstractAsyncContextManager[Snapshot]] | None,
-) -> list[AgentBox]:
+    opener: Opener[Box] | None,
+    snapshot: Callable[[], AbstractAsyncContextManager[Snapshot[Box]]] | None,
+) -> list[Box]:
     """``count`` boxes of ``spec`` with the files of ``box``; from its snapshot where there is one.
 
     Raises:
@@ -56,7 +87,7 @@ def writable_places(spec: BoxSpec) -> tuple[str, ...]:
     return ("/tmp",) if os.path.commonpath([cwd, "/tmp"]) == "/tmp" else (cwd, "/tmp")
 
 
-async def _open_all(count: int, opener: Opener, spec: BoxSpec) -> list[AgentBox]:
+async def _open_all(count: int, opener: Opener[Box], spec: BoxSpec) -> list[Box]:
     """All of them or, after a failure or a cancellation, none."""
     opening = [asyncio.ensure_future(opener(spec)) for _ in range(count)]
     try:
@@ -69,7 +100,7 @@ async def _open_all(count: int, opener: Opener, spec: BoxSpec) -> list[AgentBox]
         raise
 
 
-async def _copy(box: AgentBox, siblings: list[AgentBox], place: str) -> None:
+async def _copy(box: Forkable, siblings: Sequence[Forkable], place: str) -> None:
     async with contextlib.AsyncExitStack() as leaving:
         receivers = [
             await leaving.enter_async_context(sibling.receiving(place, empty_first=True)) for sibling in siblings

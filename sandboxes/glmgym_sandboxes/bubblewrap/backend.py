@@ -29,7 +29,8 @@ from glmgym_sandboxes.bubblewrap.host import Host, Layer, upper_of
 from glmgym_sandboxes.bubblewrap.layers import copy_in
 from glmgym_sandboxes.bubblewrap.process import end, kill_inside, spawn, stopped
 from glmgym_sandboxes.bubblewrap.rootfs import RootFs, find_user, open_root
-from glmgym_sandboxes.client import AgentBox, Snapshot, Transport
+from glmgym_sandboxes.client import AgentBox, Transport
+from glmgym_sandboxes.fork import Snapshot
 from glmgym_sandboxes.gateway import open_gateway
 from glmgym_sandboxes.pool import WarmPool
 from glmgym_sandboxes.seccomp import filter_for
@@ -159,7 +160,7 @@ class BubblewrapProvider:
         return await self._pool.open(spec, keep_warm=False)
 
     @contextlib.asynccontextmanager
-    async def _snapshot(self, spec: BoxSpec, pid: int) -> AsyncIterator[Snapshot]:
+    async def _snapshot(self, spec: BoxSpec, pid: int) -> AsyncIterator[Snapshot[AgentBox]]:
         """A copy of a box's upper layer on disk; siblings start with a copy of that. Its /tmp is not part of it."""
         name = f"\0fork-{next(_ids)}"  # no image has such a name
         with boundary(SandboxFailure, f"copy the root of a box of image {spec.image!r}"):

@@ -29,13 +29,14 @@ from glmgym.sandbox import BoxSpec, SandboxProvider
 from glmgym.settings import Settings, parse_settings
 from glmgym_sandboxes import agent
 from glmgym_sandboxes.bounds import ImpossibleBox
-from glmgym_sandboxes.client import AgentBox, Snapshot, Transport
+from glmgym_sandboxes.client import AgentBox, Transport
 from glmgym_sandboxes.docker import config, direct, interpreter, profile
 from glmgym_sandboxes.docker.direct import listen
 from glmgym_sandboxes.docker.engine import Engine, EngineError
 from glmgym_sandboxes.docker.images import DEFAULT_IMAGE, EngineImage, Images
 from glmgym_sandboxes.docker.snapshots import Snapshots
 from glmgym_sandboxes.docker.stream import Attached, attach
+from glmgym_sandboxes.fork import Snapshot
 from glmgym_sandboxes.gateway import PLACE as GATEWAY_PLACE
 from glmgym_sandboxes.gateway import open_gateway
 from glmgym_sandboxes.images import ImageStore, default_root
@@ -183,7 +184,7 @@ class DockerProvider:
         return await self._pool.open(spec, keep_warm=False)
 
     @contextlib.asynccontextmanager
-    async def _snapshot(self, name: str) -> AsyncIterator[Snapshot]:
+    async def _snapshot(self, name: str) -> AsyncIterator[Snapshot[AgentBox]]:
         """The image layer of a box with a writable root; its /tmp is memory, which is not part of it."""
         async with self._snapshots.taken(name) as image:
             yield Snapshot(lambda spec: self._open_sibling(dataclasses.replace(spec, image=image)), ("/tmp",))
