@@ -28,7 +28,7 @@ def find_sources(shares: Mapping[str, float]) -> tuple[Source, ...]:
     """The environments of a mixture, by id or path; shares are made to add up to 1.
 
     Raises:
-        ConfigError: there is none, one is unknown or stands twice, or a share is not above 0.
+        ConfigError: there is none, one is unknown, stands twice or has no training tasks, or a share is not above 0.
     """
     if not shares:
         raise ConfigError('no environment: give [env] id = "my_env-v0", or [env.mix] with a share for each of several')
@@ -38,6 +38,9 @@ def find_sources(shares: Mapping[str, float]) -> tuple[Source, ...]:
     specs = [find_environment(name) for name in shares]
     if len({spec.id for spec in specs}) < len(specs):
         raise ConfigError(f"[env.mix] names an environment twice: {', '.join(spec.id for spec in specs)}")
+    for spec in specs:
+        if spec.tasks.size("train") == 0:
+            raise ConfigError(f"{spec.id} has no tasks to train on ({spec.description})")
     total = sum(shares.values())
     return tuple(Source(spec, share / total) for spec, share in zip(specs, shares.values(), strict=True))
 

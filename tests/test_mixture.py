@@ -9,6 +9,7 @@ from episodes import Echo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glmgym import registry
 from glmgym.env import Split, Task
 from glmgym.errors import ConfigError
 from glmgym.mixture import Source, find_sources, task_stream
@@ -65,6 +66,9 @@ def test_a_mixture_is_refused_by_name() -> None:
         find_sources({"terminal-basics-v0": 0.0})
     with pytest.raises(ConfigError, match="names an environment twice"):
         find_sources({"terminal-basics-v0": 1.0, "terminal-basics": 1.0})
+    registry.register("nothing-to-train-v0", Echo, tasks=Numbered(0), description="Build it first.")
+    with pytest.raises(ConfigError, match=r"nothing-to-train-v0 has no tasks to train on \(Build it first\.\)"):
+        find_sources({"terminal-basics-v0": 3, "nothing-to-train": 1})
     found = find_sources({"terminal-basics-v0": 3, "reasoning-basics-v0": 1})
     assert [(each.spec.id, each.share) for each in found] == [
         ("terminal-basics-v0", 0.75),

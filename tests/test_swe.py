@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -261,6 +264,21 @@ def test_a_set_that_is_not_built_says_how(tmp_path: Path) -> None:
     assert (tasks.size("train"), tasks.size("heldout")) == (0, 0)
     with pytest.raises(ConfigError, match=r"no SWE tasks at .*none; build them: python -m glmgym_envs.swe build"):
         tasks.task("train", 0)
+
+
+@pytest.mark.parametrize(("command", "exit_code"), [("envs", 0), ("check", 1)])
+def test_the_command_line_says_how_to_build_what_is_not_there(tmp_path: Path, command: str, exit_code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from glmgym.cli import main; main()", command, "swe-v0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == exit_code
+    assert "Build its tasks once: python -m glmgym_envs.swe build" in said
+    assert ("swe-v0 has no heldout tasks" in said) == (command == "check")
 
 
 def test_a_changed_task_is_refused(copied: Path) -> None:

@@ -31,7 +31,7 @@ def check_all(console: Console, names: Sequence[str], *, tasks: str, backend: st
         report = asyncio.run(_check(console, spec, wanted, backend, max_live))
         rows.append((report, time.monotonic() - began))
         for problem in report.problems:
-            console.print(f"✗ {problem}", style="red", markup=False, highlight=False)
+            console.print(f"✗ {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
         if report.ok:
             console.print(f"✓ {spec.id}: {report.summary}", style="green", markup=False, highlight=False)
     if len(rows) > 1:

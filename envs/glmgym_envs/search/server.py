@@ -29,6 +29,7 @@ MAX_QUERY_CHARS = 10_000
 MAX_TOPK = 100
 MAX_AT_ONCE = 8  # searches that run at the same time, whatever the number of requests
 _IDLE_S = 60.0  # a connection that sends nothing for so long is closed
+_GOODBYE_S = 2.0  # what a refused body gets to run out
 _MAX_HEADERS = 100
 
 
@@ -56,6 +57,7 @@ async def serve(retriever: Retriever, *, host: str = "127.0.0.1", port: int = 0)
         try:
             while await _exchange(reader, writer, retriever, slots):
                 pass
+            await _see_off(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
             pass  # the caller went away
         except asyncio.CancelledError:
@@ -64,6 +66,14 @@ async def serve(retriever: Retriever, *, host: str = "127.0.0.1", port: int = 0)
             writer.close()
 
     return await asyncio.start_server(connected, host, port, limit=1 << 16)
+
+
+async def _see_off(reader: StreamReader, writer: StreamWriter) -> None:
+    """Close in the order that lets the last answer arrive: a caller cut off while it still sends would not read it."""
+    writer.write_eof()
+    async with asyncio.timeout(_GOODBYE_S):
+        while await reader.read(1 << 16):
+            pass
 
 
 def contents(hit: Hit) -> dict[str, Any]:

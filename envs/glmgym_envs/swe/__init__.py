@@ -35,5 +35,5 @@ SWE = register(
     box=box_of,
     oracle=partial(oracle_of, _built),
     max_turns=MAX_TURNS,
-    description=f"Repair a Python package; hidden tests decide. Made by: {BUILD}",
+    description=f"Repair a Python package; hidden tests decide. Build its tasks once: {BUILD}",
 )
