@@ -11,6 +11,9 @@ Stop rules, in the order they are looked at each turn; the first that fits names
 7. the observation asked for a summary (``House.compaction``): the wall time is over while it is written, or the last of
    ``max_sampled_tokens`` went into it -> BUDGET; the context that goes on from it is too long at once -> CONTEXT_FULL
 
+Management (``House.management``) shortens the context when an observation arrives, before rule 6 looks at it. Neither
+the environment nor the scorer nor the messages of the record are managed: only what the policy sees next.
+
 A summary is sampled with the turns' own settings and costs sampled tokens and wall time. It is no turn: the environment
 and the scorer never see it, nothing in it is executed, and one that is cut by its length is used as it is.
 
@@ -36,10 +39,19 @@ from pydantic import Field
 
 from glmgym.chat import Chat
 from glmgym.compaction import CompactionSettings
-from glmgym.context import Context, Next, check_compaction
+from glmgym.context import Context, Next, check_compaction, check_management
 from glmgym.engine import Engine, Finish, GenerateParams, Generation, SamplingSettings
 from glmgym.env import Env, Opening, ScoreView, Step, Task
-from glmgym.errors import BoundaryFailure, EngineFailure, EnvFailure, SandboxFailure, ScorerFailure, boundary
+from glmgym.errors import (
+    BoundaryFailure,
+    ConfigError,
+    EngineFailure,
+    EnvFailure,
+    SandboxFailure,
+    ScorerFailure,
+    boundary,
+)
+from glmgym.folding import Management
 from glmgym.messages import Message, ToolSpec
 from glmgym.registry import EnvSpec
 from glmgym.rewards import RewardMix
@@ -93,7 +105,8 @@ class House:
     """What every trajectory of a run shares.
 
     Raises:
-        ConfigError: the compaction's reserve holds neither request and summary, or does not fit into the context.
+        ConfigError: the compaction's reserve holds neither request and summary, or does not fit into the context; the
+            management's limit does not fit into it; or there are both.
     """
 
     engine: Engine
@@ -103,10 +116,18 @@ class House:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     compaction: CompactionSettings | None = None  # None: a full context ends the episode
     rewards: RewardMix = field(default_factory=RewardMix)  # beyond the environment's own
+    management: Management | None = None  # instead of compaction: what of its history the policy is shown
 
     def __post_init__(self) -> None:
+        if self.compaction is not None and self.management is not None:
+            raise ConfigError(
+                "compaction and context management (keep-recent-k, discard-all) exclude each other: both decide what "
+                "becomes of a long history; leave out [compaction], or --keep-recent and --discard-above"
+            )
         if self.compaction is not None:
             check_compaction(self.chat, self.compaction, self.context_limit)
+        if self.management is not None:
+            check_management(self.management, self.context_limit)
 
     @property
     def context_limit(self) -> int:
@@ -128,7 +149,8 @@ class Request:
 class Transcript:
     """One episode as messages: what the environment and the policy said to each other, and what it cost.
 
-    ``flags`` count what a reader should know of: calls that failed, calls that a guard answered, a grade with a flag.
+    ``flags`` count what a reader should know of: calls that failed, calls that a guard answered, a grade with a flag,
+    restarts of a managed history.
     """
 
     messages: tuple[Message, ...]
@@ -233,6 +255,11 @@ class BudgetedEpisode(ABC):
         self.flags.update(_flags_of(step))
         return step
 
+    def note_restarts(self, count: int) -> None:
+        """How often the history was discarded so far; a flag once it was."""
+        if count:
+            self.flags["restarts"] = count
+
     async def grade(self, box: Sandbox | None) -> tuple[Reward, ...]:
         """Rewards from the environment's scorer and the run's own, in boxes that are closed afterwards."""
         what, started = f"score {self.job.task.id}", time.monotonic()
@@ -299,7 +326,9 @@ class _TokenEpisode(BudgetedEpisode):
     async def _interact(self, opening: Opening, deadline: float) -> Stop:
         budget, house = self.budget, self.house
         limit = house.context_limit
-        self.context = context = Context(house.chat, opening, limit=limit, compaction=house.compaction)
+        self.context = context = Context(
+            house.chat, opening, limit=limit, compaction=house.compaction, management=house.management
+        )
         if context.room < 1:
             raise EnvFailure(f"the opening prompt has {len(context.ids)} tokens; the context holds {limit}")
         while True:
@@ -320,6 +349,7 @@ class _TokenEpisode(BudgetedEpisode):
             if context.num_sampled >= budget.max_sampled_tokens:
                 return Stop.BUDGET
             after = context.observe(step.observation)
+            self.note_restarts(context.num_restarts)
             if after is Next.NOTHING:
                 return Stop.CONTEXT_FULL
             if after is Next.SUMMARY and (stop := await self._compact(context, deadline)) is not None:
@@ -369,6 +399,7 @@ class _TokenEpisode(BudgetedEpisode):
             tools_sha256=hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest(),
             sampling={**self.house.sampling.model_dump(), "logprobs": "processed", "seed": self.job.seed},
             compaction=self.house.compaction.model_dump() if self.house.compaction is not None else {},
+            management=self.house.management.model_dump() if self.house.management is not None else {},
             engine=engine.name,
             precision=engine.precision,
             env_version=self.job.spec.id,

@@ -24,7 +24,7 @@ ROUNDING_NATS = 1e-4  # how far a float32 log-softmax may round a certain token 
 class SpanKind(StrEnum):
     PROMPT = "prompt"
     OBSERVATION = "observation"
-    CARRIED = "carried"  # copied after a compaction; trained once, elsewhere
+    CARRIED = "carried"  # copied after a compaction or a fork; trained once, elsewhere
     ACTION = "action"
     SUMMARY = "summary"
 
@@ -257,6 +257,7 @@ class Provenance:
     image_digest: str = ""
     timings_s: Mapping[str, float] = field(default_factory=dict)
     compaction: Mapping[str, Any] = field(default_factory=dict)  # its settings; empty: a full context ended the episode
+    management: Mapping[str, Any] = field(default_factory=dict)  # of the context; its settings, empty: none
 
 
 @dataclass(frozen=True, slots=True, eq=False)

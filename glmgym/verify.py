@@ -117,6 +117,7 @@ def trajectory_problems(trajectory: Trajectory, vocabulary: Vocabulary | None) -
             yield f"{where} of {last + 1} ended by {segment.ended_by}"
         yield from (f"{where}: {text}" for text in _summary_problems(segment))
         before = trajectory.segments[i - 1] if i else None
+        yield from (f"{where}: {text}" for text in _prompt_problems(segment, before))
         yield from (f"{where}: {text}" for text in _copy_problems(segment, before, vocabulary))
         if vocabulary is not None:
             yield from (f"{where}: {text}" for text in _token_problems(segment, vocabulary))
@@ -159,10 +160,20 @@ def _summary_problems(segment: Segment) -> Iterator[str]:
         yield f"it was compacted after {kinds[-1]} tokens, not after a summary"
 
 
+def _prompt_problems(segment: Segment, before: Segment | None) -> Iterator[str]:
+    """A fork goes on from the same prompt; the ``<think>`` at its end comes and goes with the reasoning after it."""
+    if before is None or before.ended_by is not SegmentEnd.FORKED:
+        return
+    one, two = before.spans[0].token_ids, segment.spans[0].token_ids
+    n = min(len(one), len(two))
+    if not np.array_equal(one[:n], two[:n]) or max(len(one), len(two)) > n + 1:
+        yield "it forked, but does not start with the prompt of the segment before"
+
+
 def _copy_problems(segment: Segment, before: Segment | None, vocabulary: Vocabulary | None) -> Iterator[str]:
     """Carried tokens are copies: a run of one span of the segment before, or, after a fork, the same span thinned out.
 
-    A fork removes reasoning and closes one that was cut, so there ``</think>`` may be new.
+    A fork removes reasoning and closes one that was cut, so there ``</think>`` may be new. What it folds is no copy.
     """
     carried = [(i, span) for i, span in enumerate(segment.spans) if span.kind is SpanKind.CARRIED]
     for i, span in carried:

@@ -14,6 +14,7 @@ from glmgym.engine import GenerateParams, Generation
 from glmgym.engines import Fault, Script, ScriptedEngine, script_logprobs
 from glmgym.env import Env, ScoreView, Split, Step, Task
 from glmgym.errors import SandboxDead
+from glmgym.folding import Management
 from glmgym.messages import Message, ToolCall, assistant
 from glmgym.registry import EnvSpec
 from glmgym.rollout import Budget, House, Job, run_trajectory
@@ -99,12 +100,13 @@ async def play(
     context_length: int = 4096,
     max_turns: int = 16,
     compaction: CompactionSettings | None = None,
+    management: Management | None = None,
 ) -> tuple[Trajectory, NotedEngine]:
     """One episode of ``env`` against scripted turns; with a provider it gets a box."""
     engine = NotedEngine(turns, fault=fault, context_length=context_length)
     spec = spec_of(lambda: env, box=BoxSpec() if provider is not None else None, max_turns=max_turns)
     job = Job("t1", spec.tasks.task("train", 0), spec, seed=7)
-    house = House(engine, chat, provider, budget or Budget(), compaction=compaction)
+    house = House(engine, chat, provider, budget or Budget(), compaction=compaction, management=management)
     return await run_trajectory(job, house), engine
 
 

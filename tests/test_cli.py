@@ -284,7 +284,7 @@ def test_an_interrupted_evaluation_keeps_what_finished(tmp_path: Path, bubblewra
     assert "Traceback" not in errors
     kept = _records(path)
     assert 0 < kept < 400
-    assert shown == f"stopped on request; {kept} of 400 attempts are kept in {out}\n"
+    assert shown == f"stopped on request; {kept} of 400 attempts are kept in {out}; go on by --resume\n"
     assert not (out / "summary.json").exists()
     assert f"{kept} records" in glmgym("verify", out).stdout
     assert "outcome: " in glmgym("inspect", out, "t00000001").stdout

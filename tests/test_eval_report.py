@@ -8,14 +8,17 @@ import re
 import xml.dom.minidom
 from collections.abc import Mapping
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from evaluations import command, glmgym, invoke, surroundings, write_environment
+from hypothesis import given
+from hypothesis import strategies as st
 
 from glmgym.evaluation import Attempt, report
-from glmgym.evaluation.charts import bar_chart, curve_chart, histogram, interval_chart
+from glmgym.evaluation.charts import bar_chart, curve_chart, histogram, interval_chart, spread
 from glmgym.evaluation.model_server import serve_model
 from glmgym.evaluation.page import MAX_ATTEMPTS, MAX_MESSAGE_CHARS, render_page, status
 from glmgym.messages import Message, ToolCall, assistant, user
@@ -149,6 +152,48 @@ def test_charts_are_well_formed_and_to_scale() -> None:
     for each in charts:
         xml.dom.minidom.parseString(each)
     assert histogram([], "turns") == ""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        ([12.0, 12.0], [12.0, 27.0]),  # both at the top: only downwards is room
+        ([190.0, 190.0], [175.0, 190.0]),
+        ([100.0, 100.0], [92.5, 107.5]),
+        ([107.0, 100.0], [111.0, 96.0]),  # the order of their ends stays
+        ([100.0, 115.0], [100.0, 115.0]),
+        ([100.0, 114.9], [99.95, 114.95]),
+        ([20.0, 20.0, 38.0, 150.0], [12.0, 27.0, 42.0, 150.0]),
+        ([60.0], [60.0]),
+        ([], []),
+    ],
+)
+def test_labels_stand_apart_as_near_as_they_can(wanted: list[float], places: list[float]) -> None:
+    assert spread(wanted, 15, 12, 190) == pytest.approx(places)
+
+
+@given(st.lists(st.floats(12, 190), max_size=20))
+def test_labels_never_overlap(wanted: list[float]) -> None:
+    places = spread(wanted, 15, 12, 190)
+    gap = min(15, 178 / max(1, len(wanted) - 1))
+    stood = sorted(places)
+    assert all(12 - 1e-6 <= place <= 190 + 1e-6 for place in places)
+    assert all(high - low >= gap - 1e-6 for low, high in pairwise(stood))
+    assert all(places[i] < places[k] for i in range(len(wanted)) for k in range(len(wanted)) if wanted[i] < wanted[k])
+
+
+@pytest.mark.parametrize(
+    ("ends", "moved"), [((1.0, 1.0), 1), ((0.99, 1.0), 1), ((0.0, 0.0), 1), ((0.5, 0.47), 2), ((1.0, 0.0), 0)]
+)
+def test_the_names_of_two_curves_are_both_legible(ends: tuple[float, float], moved: int) -> None:
+    """Boxes of 11 pixels, the size of a letter, do not meet, and lie within the chart; k's do not either."""
+    points = [[(1, 0.9), (16, end), (17, end)] for end in ends]
+    chart = curve_chart(dict(zip(("pass@k", "pass^k"), points, strict=True)))
+    (one, two) = map(float, re.findall(r'class="label s\d" x="[\d.]+" y="([\d.]+)"', chart))
+    assert abs(one - two) >= 15 - 0.1
+    assert all(11 < y < 220 for y in (one, two))
+    assert re.findall(r"k=(\d+)</text>", chart) == ["17", "1"]  # 16 would lie under 17
+    assert chart.count("leader") == moved
 
 
 def test_a_histogram_counts_every_value_once() -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from glmgym.cli import images, sandboxes
 from glmgym.errors import ConfigError
-from glmgym.registry import environment, environments, load_component, load_file
+from glmgym.registry import environments, find_environment, load_component
 
 console = Console()
 app = typer.Typer(
@@ -91,7 +91,9 @@ def train(
 
 @app.command(name="eval")
 def evaluate_policy(
-    suite: Annotated[str, typer.Option(help="Environment id, or the path of an environment file.")],
+    suite: Annotated[
+        str, typer.Option(help="Environment id, or the path of an environment file or of task directories.")
+    ],
     policy: Annotated[
         str, typer.Option(help="Checkpoint directory, a shipped warm start, scripted:expert or scripted:random.")
     ] = "",
@@ -101,7 +103,9 @@ def evaluate_policy(
     k: Annotated[int, typer.Option("--k", min=1, help="Attempts per task.")] = 1,
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 256,
     out: Annotated[Path | None, typer.Option(help="Where to write attempts, summary, report, trajectories.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the evaluation in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the evaluation in --out; attempts that failed are made again.")
+    ] = False,
     retries: Annotated[int, typer.Option(min=0, help="Tries again of failures that may pass.")] = 0,
     sandbox: Annotated[str, typer.Option(help="Sandbox backend.")] = "bubblewrap",
     seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
@@ -109,6 +113,14 @@ def evaluate_policy(
     like: Annotated[
         Path | None,
         typer.Option(help="A recipe or run directory whose context length, [rollout], [sampling], [compaction] apply."),
+    ] = None,
+    keep_recent: Annotated[
+        int | None,
+        typer.Option(min=0, help="Show the policy the tool results of its last so many rounds, older ones omitted."),
+    ] = None,
+    discard_above: Annotated[
+        int | None,
+        typer.Option(min=1, help="Start again from the question once the policy's prompt has more tokens than this."),
     ] = None,
 ) -> None:
     """Score a policy on held-out tasks: mean, pass@k, 95 % intervals, per family, failures apart."""
@@ -126,7 +138,8 @@ def evaluate_policy(
         retries=retries,
         max_live=max_live,
     )
-    asyncio.run(run_evaluation(console, request, _environment(suite), Terms() if like is None else read_terms(like)))
+    terms = (Terms() if like is None else read_terms(like)).managed(keep_recent, discard_above)
+    asyncio.run(run_evaluation(console, request, find_environment(suite), terms))
 
 
 @app.command()
@@ -151,13 +164,30 @@ def report(directory: Annotated[Path, typer.Argument(help="Directory of an evalu
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Run or evaluation directory.")],
-    atif: Annotated[Path, typer.Option(help="Directory to write ATIF 1.8 documents to, one per attempt.")],
+    atif: Annotated[
+        Path | None, typer.Option(help="Directory to write ATIF 1.8 documents to, one per attempt or trajectory.")
+    ] = None,
+    harbor: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write Harbor trials to, one per attempt of an evaluation on task directories."),
+    ] = None,
+    suite: Annotated[
+        str, typer.Option(help="For --harbor: the evaluation's suite, where it was given by its path.")
+    ] = "",
 ) -> None:
-    """Write every attempt or trajectory in the Agent Trajectory Interchange Format."""
-    from glmgym.cli.exporting import export_atif
+    """Write every attempt or trajectory in the Agent Trajectory Interchange Format, or as Harbor's results."""
+    from glmgym.cli.exporting import export_atif, export_harbor
 
-    count = export_atif(run, atif)
-    console.print(f"{count} documents written to {atif}", markup=False, highlight=False, soft_wrap=True)
+    if atif is None and harbor is None:
+        raise ConfigError("say what to write: --atif DIR for ATIF documents, --harbor DIR for Harbor's trials")
+    if suite and harbor is None:
+        raise ConfigError("--suite belongs to --harbor; ATIF documents need no tasks")
+    if atif is not None:
+        count = export_atif(run, atif)
+        console.print(f"{count} documents written to {atif}", markup=False, highlight=False, soft_wrap=True)
+    if harbor is not None:
+        count = export_harbor(run, harbor, suite)
+        console.print(f"{count} trials written to {harbor}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -309,11 +339,6 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
             console.print(line, soft_wrap=True)
     if any(finding.status == "missing" for finding in findings):
         raise typer.Exit(1)
-
-
-def _environment(name: str) -> Any:
-    is_path = Path(name).exists() or name.endswith((".py", "/"))
-    return load_file(Path(name)) if is_path else environment(name)
 
 
 def _overrides(items: list[str]) -> dict[str, Any]:

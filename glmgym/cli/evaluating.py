@@ -6,7 +6,7 @@ import asyncio
 import tomllib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from glmgym.chat import Tokenizer
-from glmgym.cli.reporting import attempts_note, result_table, write_outputs
+from glmgym.cli.reporting import attempts_note, show_result, write_outputs
 from glmgym.compaction import CompactionSettings
 from glmgym.engine import SamplingSettings
 from glmgym.env import Split, Task
@@ -36,6 +36,7 @@ from glmgym.evaluation.attempt import content_digest, digest_file
 from glmgym.evaluation.directory import in_order
 from glmgym.evaluation.endpoint import EndpointPolicy, EndpointSettings
 from glmgym.evaluation.scripted import PREFIX, scripted_policy
+from glmgym.folding import Management
 from glmgym.registry import EnvSpec, load_component
 from glmgym.rollout import Budget, House
 from glmgym.sandbox import SandboxProvider
@@ -53,16 +54,31 @@ class Terms:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     compaction: CompactionSettings | None = None
     context_length: int | None = None  # None: the engine's own
+    management: Management | None = None  # of the history; no recipe has it, for it is not trained with
 
     def plain(self) -> dict[str, Any]:
         """Plain data for JSON, under the names of a recipe's tables."""
         compaction = self.compaction.model_dump() if self.compaction is not None else None
+        management = self.management.model_dump() if self.management is not None else None
         return {
             "rollout": self.budget.model_dump(),
             "sampling": self.sampling.model_dump(),
             "compaction": compaction,
             "context_length": self.context_length,
+            "management": management,
         }
+
+    def managed(self, keep_recent: int | None, discard_above: int | None) -> Terms:
+        """The same with a managed history, as the command's options name it; unchanged if they name none.
+
+        Raises:
+            ConfigError: a number that cannot be.
+        """
+        given = {"keep_recent": keep_recent, "discard_above": discard_above}
+        if given == {"keep_recent": None, "discard_above": None}:
+            return self
+        where = "--keep-recent, --discard-above"
+        return replace(self, management=parse_settings(Management, given, where=where))
 
 
 def read_terms(source: Path) -> Terms:
@@ -153,8 +169,8 @@ async def run_evaluation(console: Console, request: Request, spec: EnvSpec, term
         with _opened(request, agreed, tasks, tokenizer) as directory:
             attempts = await _collect(console, request, spec, player, agreed.keyed, num_tasks, directory)
     found = report(in_order(attempts), spec.id, _SPLIT, request.attempts)
-    console.print(result_table(found))
-    run = _run_of(request.policy)
+    show_result(console, found, terms.management)
+    run = _run_of(request.policy) if terms.management is None else None
     if terms.compaction is None and run is not None and read_terms(run).compaction is not None:
         hint = f"this policy was trained with compaction and evaluated without; alike: --like {run}"
         console.print(hint, style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -177,7 +193,7 @@ async def _collect(
     directory: EvaluationDirectory | None,
 ) -> list[Attempt]:
     """Play what is missing; every attempt that finished is kept, whatever ends the evaluation."""
-    attempts = directory.attempts if directory is not None else []
+    attempts, done = (directory.attempts, directory.done) if directory is not None else ([], set[str]())
     total, one_at_a_time = num_tasks * request.attempts, asyncio.Lock()
     kept: list[asyncio.Task[None]] = []
 
@@ -189,7 +205,7 @@ async def _collect(
             await asyncio.to_thread(directory.add, attempt, trajectory)
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(spec.id, total=total, completed=len(attempts))
+        bar = progress.add_task(spec.id, total=total, completed=len(done))
 
         async def on_finished(attempt: Attempt, trajectory: Trajectory | None) -> None:
             progress.advance(bar)
@@ -206,13 +222,14 @@ async def _collect(
                 seed=request.seed,
                 max_live=request.max_live,
                 retries=request.retries,
-                done=directory.done if directory is not None else (),
+                done=done,
                 on_finished=on_finished,
             )
         except asyncio.CancelledError:
             await asyncio.gather(*kept)
-            where = f"; {len(attempts)} of {total} attempts are kept in {request.out}" if request.out else ""
-            console.print(f"stopped on request{where}", markup=False, highlight=False, soft_wrap=True)
+            kept_in = f"{len(attempts)} of {total} attempts are kept in {request.out}; go on by --resume"
+            said = f"stopped on request; {kept_in}" if request.out else "stopped on request"
+            console.print(said, markup=False, highlight=False, soft_wrap=True)
             raise
         finally:
             await asyncio.gather(*kept)
@@ -248,7 +265,7 @@ async def _opened_player(
             raise ConfigError(f"{policy.name} has no context of ours, so [compaction] cannot apply; leave out --like")
         try:
             async with _opened_provider(spec, request.backend) as provider:
-                yield MessagePlayer(policy, provider, terms.budget), None
+                yield MessagePlayer(policy, provider, terms.budget, management=terms.management), None
         finally:
             await policy.close()
         return
@@ -257,7 +274,9 @@ async def _opened_player(
     engine, chat = load_component("engines", "torch")(request.policy, **limits)
     try:
         async with _opened_provider(spec, request.backend) as provider:
-            house = House(engine, chat, provider, terms.budget, terms.sampling, terms.compaction)
+            house = House(
+                engine, chat, provider, terms.budget, terms.sampling, terms.compaction, management=terms.management
+            )
             yield TokenPlayer(request.policy, _digest_of(path), house), chat.tokenizer
     finally:
         await engine.close()

@@ -1,4 +1,8 @@
-"""``glmgym export``: an evaluation's attempts or a run's trajectories as ATIF documents, a file each."""
+"""``glmgym export``: an evaluation's attempts or a run's trajectories in formats that others read.
+
+Owned here: which records are told, and as what. ATIF has a document for each; Harbor a directory for each attempt at a
+task directory, with its document in it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,13 @@ from typing import get_args
 
 from glmgym.chat import Chat, DialectName, History, Tokenizer
 from glmgym.cli.inspecting import tokenizer_of
-from glmgym.errors import ConfigError
-from glmgym.evaluation import Attempt, read_attempts
+from glmgym.errors import ConfigError, UnknownName
+from glmgym.evaluation import Attempt, read_attempts, tasks_of
+from glmgym.evaluation.attempt import content_digest, task_digest
 from glmgym.evaluation.directory import STORE, TERMS, in_order, read_terms_file
 from glmgym.evaluation.scripted import PREFIX
 from glmgym.messages import Message
+from glmgym.registry import find_environment, load_component
 from glmgym.store import TrajectoryStore
 from glmgym.store.atif import Agent, Story, Usage, check_document, document, told_by_tokens
 from glmgym.trajectory import Trajectory
@@ -29,19 +35,57 @@ def export_atif(run: Path, out: Path) -> int:
         ConfigError: the directory holds neither.
         StoreError: a record cannot be read.
     """
-    stories = _of_evaluation(run) if (run / TERMS).exists() else _of_run(run)
+    stories = (story for _, story in _of_evaluation(run)) if (run / TERMS).exists() else _of_run(run)
     out.mkdir(parents=True, exist_ok=True)
     count = 0
     for story in stories:
         found = document(story)
         check_document(found)
-        name = re.sub(r"[^\w.-]+", "_", story.trajectory_id)
+        name = _file_name(story.trajectory_id)
         (out / f"{name}.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="ascii")
         count += 1
     return count
 
 
-def _of_evaluation(run: Path) -> Iterator[Story]:
+def export_harbor(run: Path, out: Path, suite: str) -> int:
+    """Write every attempt of an evaluation as a trial directory of Harbor's, and say how many.
+
+    Args:
+        suite: id or path of the environment; "" if the id in the evaluation's terms is a registered one.
+
+    Raises:
+        ConfigError: the directory holds no evaluation, its tasks are no task directories or other ones than were
+            played, or something lies in ``out``.
+        StoreError: a record cannot be read.
+    """
+    terms = read_terms_file(run)
+    try:
+        spec = find_environment(suite or terms["environment"])
+    except UnknownName as error:
+        raise ConfigError(f"{error}; give the --suite that {run} is of, as it was given to eval") from error
+    num_tasks = min(terms["tasks"], spec.tasks.size(terms["split"]))
+    digests = [task_digest(task) for task in tasks_of(spec, terms["split"], num_tasks)]
+    if (spec.id, content_digest(digests)) != (terms["environment"], terms["tasks_sha256"]):
+        raise ConfigError(
+            f"{run} is of {terms['environment']}; the tasks of {suite or spec.id} are others or changed since"
+        )
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty; give another directory to write trials to")
+    write = load_component("exporters", "harbor")(spec, str(terms["policy"]))
+    count = 0
+    for attempt, story in _of_evaluation(run):
+        found = document(story)
+        check_document(found)
+        write(out / f"{_file_name(attempt.task_id)}__{attempt.number}", attempt, found)
+        count += 1
+    return count
+
+
+def _file_name(id: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", id)
+
+
+def _of_evaluation(run: Path) -> Iterator[tuple[Attempt, Story]]:
     terms, attempts = read_terms_file(run), in_order(read_attempts(run))
     policy = str(terms["policy"])
     with ExitStack() as open_files:
@@ -51,7 +95,7 @@ def _of_evaluation(run: Path) -> Iterator[Story]:
             decode = tokenizer_of(run).decode
         for attempt in attempts:
             trajectory = store.get(attempt.trajectory_id) if store is not None and attempt.trajectory_id else None
-            yield _of_attempt(run, attempt, policy, trajectory, decode)
+            yield attempt, _of_attempt(run, attempt, policy, trajectory, decode)
 
 
 def _of_attempt(

@@ -12,8 +12,16 @@ from rich.table import Table
 
 from glmgym.evaluation import Attempt, EvalReport, compare, read_attempts, report
 from glmgym.evaluation.compare import Row
-from glmgym.evaluation.directory import PAGE, in_order, read_terms_file, write_summary
+from glmgym.evaluation.directory import PAGE, in_order, management_of, read_terms_file, write_summary
 from glmgym.evaluation.page import render_page
+from glmgym.folding import Management
+
+
+def show_result(console: Console, found: EvalReport, management: Management | None) -> None:
+    """Print the table, under how the policy's context was managed."""
+    if management is not None:
+        console.print(management.text, markup=False, highlight=False, soft_wrap=True)
+    console.print(result_table(found))
 
 
 def result_table(found: EvalReport) -> Table:
@@ -41,7 +49,7 @@ def attempts_note(attempts: Sequence[Attempt]) -> list[str]:
     notes: list[str] = []
     failures = Counter(attempt.outcome.failure.origin for attempt in attempts if attempt.outcome.failure is not None)
     if failures:
-        notes.append(f"failures, not in the mean: {dict(failures)}")
+        notes.append(f"failures, not in the mean: {dict(failures)}; with --out, --resume makes these attempts again")
     if replaced := Counter(failure.origin for attempt in attempts for failure in attempt.replaced):
         notes.append(f"tries that failed and were played again: {dict(replaced)}")
     if flags := flag_counts(attempts):
@@ -76,7 +84,7 @@ def show_report(console: Console, directory: Path) -> None:
     """
     terms, attempts = read_terms_file(directory), in_order(read_attempts(directory))
     found = report(attempts, terms["environment"], terms["split"], terms["attempts"])
-    console.print(result_table(found))
+    show_result(console, found, management_of(terms))
     for note in attempts_note(attempts):
         console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
     wanted = terms["tasks"] * terms["attempts"]

@@ -11,6 +11,8 @@ from html import escape
 
 _WIDTH = 560
 _ROW = 26
+_LINE = 15  # between two labels, so that neither touches the other
+_TICK = 34  # between two names below an axis
 
 
 def interval_chart(rows: Sequence[tuple[str, float, float, float, str]]) -> str:
@@ -46,7 +48,11 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float, str]]) -> str:
 
 
 def curve_chart(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """Lines over k on a logarithmic axis, from 0 to 1; points that do not exist (NaN) are left out."""
+    """Lines over k on a logarithmic axis, from 0 to 1; points that do not exist (NaN) are left out.
+
+    Names stand in a column to the right, each as near to its curve's end as the others allow, and a thin line leads to
+    one that had to move. A curve on top of another hides neither: the later one is dashed, on smaller points.
+    """
     left, right, top, bottom, height = 44, 90, 12, 30, 220
     ks = sorted({k for points in series.values() for k, _ in points})
     reach = math.log2(max(ks)) or 1.0
@@ -55,12 +61,18 @@ def curve_chart(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         across = left + (_WIDTH - left - right) * math.log2(k) / reach
         return across, top + (height - top - bottom) * (1 - value)
 
+    names = list(series)
     parts: list[str] = []
     for tick in range(5):
         _, y = at(1, tick / 4)
         parts += [_line(left, y, _WIDTH - right, y, "grid"), _text(left - 8, y + 4, f"{tick / 4:.2g}", "tick", "end")]
-    parts += [_text(at(k, 0)[0], height - 8, f"k={k}", "tick", "middle") for k in ks]
-    for i, (name, points) in enumerate(series.items()):
+    beyond = math.inf
+    for k in reversed(ks):
+        if beyond - at(k, 0)[0] >= _TICK:
+            beyond = at(k, 0)[0]
+            parts.append(_text(beyond, height - 8, f"k={k}", "tick", "middle"))
+    ends: dict[int, tuple[float, float]] = {}
+    for i, points in enumerate(series.values()):
         known = [(k, value) for k, value in points if math.isfinite(value)]
         if not known:
             continue
@@ -68,11 +80,37 @@ def curve_chart(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         parts.append(f'<polyline class="curve s{i}" points="{path}"/>')
         for k, value in known:
             x, y = at(k, value)
-            title = f"<title>{escape(name)} at k={k}: {value:.3f}</title>"
-            parts.append(f'<circle class="point s{i}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>')
-        end_x, end_y = at(*known[-1])
-        parts.append(_text(end_x + 10, end_y + 4, name, f"label s{i}", "start"))
+            title = f"<title>{escape(names[i])} at k={k}: {value:.3f}</title>"
+            radius = max(2.0, 5 - 2 * i)
+            parts.append(f'<circle class="point s{i}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}">{title}</circle>')
+        ends[i] = at(*known[-1])
+    places = spread([y for _, y in ends.values()], _LINE, top, height - bottom)
+    column = _WIDTH - right + 24
+    for (i, (x, y)), place in zip(ends.items(), places, strict=True):
+        if abs(place - y) > 1 or x < _WIDTH - right:
+            parts.append(_line(x + 7, y, column - 4, place, f"leader s{i}"))
+        parts.append(_text(column, place + 4, _short(names[i], 10), f"label s{i}", "start"))
     return _svg(height, parts, "pass@k and pass^k")
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places in ``[low, high]``, ``gap`` apart (nearer where they would not fit), in the order of ``wanted``.
+
+    Those that would stand nearer are moved apart around their common middle; the others stay where they are wanted.
+    """
+    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
+    order = sorted(range(len(wanted)), key=lambda i: (wanted[i], i))
+    blocks: list[tuple[float, list[int]]] = []  # where a block's first one stands, and who is in it
+    for i in order:
+        members = [i]
+        while True:
+            middle = sum(wanted[m] - gap * rank for rank, m in enumerate(members)) / len(members)
+            first = min(max(middle, low), high - gap * (len(members) - 1))
+            if not blocks or blocks[-1][0] + gap * len(blocks[-1][1]) <= first + 1e-9:
+                break
+            members = blocks.pop()[1] + members
+        blocks.append((first, members))
+    return [place for _, place in sorted((m, first + gap * r) for first, own in blocks for r, m in enumerate(own))]
 
 
 def histogram(values: Sequence[float], unit: str, *, bins: int = 16) -> str:

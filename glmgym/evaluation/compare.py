@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from glmgym.errors import ConfigError
 from glmgym.evaluation.attempt import Attempt
-from glmgym.evaluation.directory import differences, in_order, read_attempts, read_terms_file
+from glmgym.evaluation.directory import differences, in_order, management_of, read_attempts, read_terms_file
 from glmgym.evaluation.evaluate import outcomes_by_task, score
 from glmgym.evaluation.intervals import Estimate, PairedDifference, paired
+from glmgym.folding import Management
 
-_MAY_DIFFER = ("policy", "policy_sha256", "seed", "attempts", "playing.retries")
+_MANAGEMENT = ("playing.management", *(f"playing.management.{name}" for name in Management.model_fields))
+_MAY_DIFFER = ("policy", "policy_sha256", "seed", "attempts", "playing.retries", *_MANAGEMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,15 @@ def compare(first: Path, second: Path) -> Comparison:
     families = sorted({attempt.family for side in valid for attempt in side})
     rows = [_row(name, *([a for a in side if a.family == name] for side in valid)) for name in families]
     overall = _row("all", *valid)
-    policies = (str(terms[0]["policy"]), str(terms[1]["policy"]))
+    policies = (_policy(terms[0]), _policy(terms[1]))
     left_out = int(terms[0]["tasks"]) - overall.pair.difference.tasks
     return Comparison(policies, str(terms[0]["environment"]), tuple(rows), overall, left_out)
+
+
+def _policy(terms: Mapping[str, Any]) -> str:
+    """Its name, and how its context was managed: that belongs to the use of a policy, not to the task."""
+    management = management_of(terms)
+    return str(terms["policy"]) if management is None else f"{terms['policy']}, {management.text}"
 
 
 def _row(name: str, first: Sequence[Attempt], second: Sequence[Attempt]) -> Row:

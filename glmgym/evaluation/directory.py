@@ -2,8 +2,9 @@
 
 Owned here: the files of the directory and the rules of resuming. ``terms.json`` is written before the first attempt:
 what a score means (environment and its code, tasks, policy, sampling, budget, seed). ``attempts.jsonl`` gets a line per
-attempt, flushed to the disk before the next thing happens; a line that a kill cut short is dropped. Trajectories are
-stored before their attempt's line, so a stored one that no line names was cut off by a kill and is discarded.
+attempt, flushed to the disk before the next thing happens; a line that a kill cut short is dropped. An attempt that
+failed is no result: it is made again, and a later line of its id takes its place. Trajectories are stored before their
+attempt's line, so a stored one that no line names was cut off by a kill and is discarded, as those of failures are.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from glmgym.env import Split, Task
 from glmgym.errors import ConfigError, StoreError
 from glmgym.evaluation.attempt import Attempt, attempt_key, code_version, content_digest, task_digest
 from glmgym.evaluation.player import Player
+from glmgym.folding import Management
 from glmgym.registry import EnvSpec
-from glmgym.store import TrajectoryStore
+from glmgym.settings import parse_settings
+from glmgym.store import State, TrajectoryStore
 from glmgym.trajectory import Trajectory
 
 TERMS, ATTEMPTS, SUMMARY, PAGE = "terms.json", "attempts.jsonl", "summary.json", "report.html"
@@ -43,7 +46,7 @@ class EvalTerms:
     seed: int
     policy: str
     policy_sha256: str
-    playing: Mapping[str, Any]  # budget, sampling, compaction, context length, sandbox, retries
+    playing: Mapping[str, Any]  # budget, sampling, compaction, management, context length, sandbox, retries
     max_turns: int  # of the environment
 
     @property
@@ -97,22 +100,28 @@ def read_terms_file(directory: Path) -> dict[str, Any]:
     return found
 
 
+def management_of(terms: Mapping[str, Any]) -> Management | None:
+    """How the history was managed in an evaluation of such terms; None if the policy was shown all."""
+    settings = terms["playing"].get("management")
+    return None if settings is None else parse_settings(Management, settings, where=f"{TERMS} management")
+
+
 def read_attempts(directory: Path) -> list[Attempt]:
-    """Every attempt on disk, by task and number as far as their ids tell; a last line that was cut short is left out.
+    """Every attempt on disk, a failed one that was made again left out, and so is a last line that was cut short.
 
     Raises:
         ConfigError: the directory holds no evaluation.
-        StoreError: a line is not an attempt, or two lines are of the same one.
+        StoreError: a line is not an attempt, or two lines are of the same one and the first did not fail.
     """
     read_terms_file(directory)
     path = directory / ATTEMPTS
-    attempts = list(_whole_lines(path)) if path.exists() else []
-    seen: set[str] = set()
-    for attempt in attempts:
-        if attempt.id in seen:
+    latest: dict[str, Attempt] = {}
+    for attempt in _whole_lines(path) if path.exists() else ():
+        before = latest.get(attempt.id)
+        if before is not None and before.outcome.is_valid:
             raise StoreError(f"{path} holds attempt {attempt.id} twice")
-        seen.add(attempt.id)
-    return attempts
+        latest[attempt.id] = attempt
+    return list(latest.values())
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any], *, apart: Sequence[str] = ()) -> list[str]:
@@ -141,21 +150,32 @@ class EvaluationDirectory:
         self.terms = terms
         self.attempts = attempts
         self._store = store
+        self._failed = {each.id: i for i, each in enumerate(attempts) if not each.outcome.is_valid}
 
     @property
     def done(self) -> set[str]:
-        """Keys of the attempts that need not be played again."""
-        return {attempt.key for attempt in self.attempts}
+        """Keys of the attempts that need not be played again: those that did not fail."""
+        return {attempt.key for attempt in self.attempts if attempt.outcome.is_valid}
 
     def add(self, attempt: Attempt, trajectory: Trajectory | None) -> None:
-        """Keep an attempt that just ended. Blocks on the disk: call it through ``asyncio.to_thread``."""
+        """Keep an attempt that just ended; one that failed earlier under its id becomes one of its replaced tries.
+
+        Blocks on the disk: call it through ``asyncio.to_thread``.
+        """
+        place = self._failed.pop(attempt.id, None)
+        old = None if place is None else self.attempts[place]
+        if old is not None and old.outcome.failure is not None:
+            attempt = replace(attempt, replaced=(*old.replaced, old.outcome.failure, *attempt.replaced))
         if trajectory is not None and self._store is not None:
             attempt = replace(attempt, trajectory_id=self._store.add(trajectory))
         with (self.path / ATTEMPTS).open("a", encoding="ascii") as file:
             file.write(attempt.to_line() + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self.attempts.append(attempt)
+        if place is None:
+            self.attempts.append(attempt)
+        else:
+            self.attempts[place] = attempt
 
 
 @contextmanager
@@ -182,19 +202,22 @@ def open_directory(
         _cut_torn_line(path / ATTEMPTS)
         attempts = read_attempts(path)
         _refuse_other_keys(path, attempts, terms, tasks)
+        _drop_replaced_lines(path / ATTEMPTS, attempts)
     if tokenizer is None:
         path.mkdir(parents=True, exist_ok=True)
         _write(path / TERMS, asdict(terms))
-        yield EvaluationDirectory(path, terms, attempts, None)
+        yield (directory := EvaluationDirectory(path, terms, attempts, None))
+        _drop_replaced_lines(path / ATTEMPTS, directory.attempts)
         return
     (path / "trajectories").mkdir(parents=True, exist_ok=True)
     tokenizer.save(path)
     with TrajectoryStore.open(path / STORE) as store:
         named = {attempt.trajectory_id for attempt in attempts}
-        if torn := [id for id in store.recorded() if id not in named]:
+        if torn := [id for id in store.recorded(State.READY) if id not in named]:
             store.discard(torn, "interrupted")
         _write(path / TERMS, asdict(terms))
-        yield EvaluationDirectory(path, terms, attempts, store)
+        yield (directory := EvaluationDirectory(path, terms, attempts, store))
+        _drop_replaced_lines(path / ATTEMPTS, directory.attempts)
 
 
 def in_order(attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -240,6 +263,18 @@ def _cut_torn_line(path: Path) -> None:
     if whole < len(data):
         with path.open("r+b") as file:
             file.truncate(whole)
+
+
+def _drop_replaced_lines(path: Path, attempts: Sequence[Attempt]) -> None:
+    """Leave a line per attempt, at once, for whoever reads the file without these rules."""
+    if not path.exists() or path.read_bytes().count(b"\n") == len(attempts):
+        return
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="ascii") as file:
+        file.writelines(attempt.to_line() + "\n" for attempt in attempts)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

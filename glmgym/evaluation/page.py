@@ -14,7 +14,7 @@ from typing import Any
 
 from glmgym.evaluation.attempt import Attempt
 from glmgym.evaluation.charts import bar_chart, curve_chart, histogram, interval_chart
-from glmgym.evaluation.directory import flat
+from glmgym.evaluation.directory import flat, management_of
 from glmgym.evaluation.evaluate import EvalReport
 from glmgym.evaluation.passk import SOLVED
 from glmgym.evaluation.style import SCRIPT, STYLE
@@ -73,7 +73,7 @@ def _header(terms: Mapping[str, Any], found: EvalReport, attempts: Sequence[Atte
             "in no score" + (f"; {replaced} tries played again" if replaced else ""),
             "bad" * bool(failed),
         ),
-        ("flagged", str(flagged), "attempts: failed or guarded calls, grades", "warn" * bool(flagged)),
+        ("flagged", str(flagged), "attempts: failed or guarded calls, grades, restarts", "warn" * bool(flagged)),
         ("turns", _number(_mean([a.num_turns for a in attempts]), 1), "per attempt", ""),
         ("time", f"{_mean([a.wall_s for a in attempts]):.1f} s", "per attempt", ""),
     ]
@@ -88,7 +88,8 @@ def _header(terms: Mapping[str, Any], found: EvalReport, attempts: Sequence[Atte
     )
     when = min((attempt.started_at for attempt in attempts), default="")[:16].replace("T", " ")
     line = f"{_text(str(terms['policy']))} · {terms['split']} tasks · {terms['attempts']} per task · {when} UTC"
-    heading = f"<h1>{_text(str(terms['environment']))}</h1><p>{line}</p>"
+    managed = f"<br>{management.text}" if (management := management_of(terms)) is not None else ""
+    heading = f"<h1>{_text(str(terms['environment']))}</h1><p>{line}{managed}</p>"
     return f'<header>{heading}{unfinished}<div class="cards">{shown}</div></header>'
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from glmgym.env import Opening
 from glmgym.errors import EngineFailure, boundary
+from glmgym.folding import Count, Management, View, estimate_tokens
 from glmgym.messages import Message, ToolSpec
 from glmgym.rewards import RewardMix
 from glmgym.rollout import (
@@ -113,6 +114,8 @@ class MessagePlayer:
     provider: SandboxProvider | None
     budget: Budget
     rewards: RewardMix = field(default_factory=RewardMix)
+    management: Management | None = None  # what of its history the policy is shown
+    count: Count = estimate_tokens  # of the policy's tokens, for management
 
     @property
     def name(self) -> str:
@@ -131,10 +134,13 @@ class _MessageEpisode(BudgetedEpisode):
 
     def __init__(self, job: Job, player: MessagePlayer) -> None:
         super().__init__(job, player.provider, player.budget, player.rewards)
-        self._policy = player.policy
+        self._player = player
+        self._view: View | None = None  # None: the policy is shown all
 
     async def converse(self, opening: Opening, deadline: float) -> Stop:
-        speaker = self._policy.speaker(self.job)
+        player, speaker = self._player, self._player.policy.speaker(self.job)
+        if player.management is not None:
+            self._view = View(player.management, player.count, opening=len(opening.messages))
         left = self.budget.max_sampled_tokens
         while True:
             reply = await self._ask(speaker, opening, min(left, self.budget.max_turn_tokens), deadline)
@@ -159,7 +165,7 @@ class _MessageEpisode(BudgetedEpisode):
         """The next turn, or why there is none."""
         started = time.monotonic()
         seed = turn_seed(self.job.seed, len(self.requests))
-        asked = speaker.reply(tuple(self.messages), opening.tools, max_tokens=max_tokens, seed=seed)
+        asked = speaker.reply(self._shown(), opening.tools, max_tokens=max_tokens, seed=seed)
         with boundary(EngineFailure, f"turn {self.num_turns} of {self.job.id}"):
             try:
                 reply = await within(asked, max(0.0, deadline - started))
@@ -174,3 +180,11 @@ class _MessageEpisode(BudgetedEpisode):
             return Stop.DONE
         self.requests.append(Request(reply.prompt_tokens, reply.sampled_tokens, round(wall_s, 6), reply.cached_tokens))
         return reply
+
+    def _shown(self) -> tuple[Message, ...]:
+        """The messages for the turn to come."""
+        if self._view is None:
+            return tuple(self.messages)
+        shown = self._view.of(self.messages)
+        self.note_restarts(self._view.restarts)
+        return shown

@@ -25,7 +25,8 @@ svg .tick{fill:var(--soft);font-size:11px}
 svg .value{fill:var(--soft);font-variant-numeric:tabular-nums}svg .grid{stroke:var(--line)}
 svg .axis{stroke:var(--soft)}
 svg .range{fill:var(--pale)}svg .dot,svg .bar{fill:var(--blue)}svg .failure{fill:var(--red)}
-svg .curve{fill:none;stroke-width:2.5}svg .curve.s0{stroke:var(--blue)}svg .curve.s1{stroke:var(--violet)}
+svg .curve{fill:none;stroke-width:2.5}svg .curve.s0{stroke:var(--blue)}
+svg .curve.s1{stroke:var(--violet);stroke-dasharray:7 6}svg .leader{stroke:var(--soft);stroke-dasharray:1 3}
 svg .point.s0,svg .label.s0{fill:var(--blue)}svg .point.s1,svg .label.s1{fill:var(--violet)}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:5px 10px;border-bottom:1px solid var(--line);white-space:nowrap}

@@ -6,7 +6,8 @@ prompt's ids, the sampled ids and their log-probs (nats).
 
 A compaction shows as what happened: the request (user), the summary (agent), and then the context that went on from it,
 each step of which is marked ``is_copied_context``, because it was trained once already, elsewhere. Forks of a context
-(a dialect that drops old reasoning) repeat messages without changing them and add no steps.
+(a dialect that drops old reasoning, management that omits old results or the history) add no steps: the messages are
+told whole, and the ids of each turn's prompt are those that the policy saw.
 """
 
 from __future__ import annotations
@@ -123,13 +124,14 @@ def told_by_tokens(
     """
     messages: list[Message] = []
     for number, segment in enumerate(trajectory.segments):
+        copied = max((at for at, span in enumerate(segment.spans) if span.kind is SpanKind.CARRIED), default=-1)
         for place, span in enumerate(segment.spans):
             ids = span.token_ids.tolist()
             if span.kind is SpanKind.PROMPT and number == place == 0:
                 messages.append(user(decode(ids)))
             elif span.kind is SpanKind.ACTION:
                 messages.append(parse(ids) if parse is not None else assistant(decode(ids)))
-            elif span.kind is SpanKind.OBSERVATION:
+            elif span.kind is SpanKind.OBSERVATION and place > copied:  # before that, it was told in another segment
                 messages.append(Message("tool", decode(ids)))
     return messages
 

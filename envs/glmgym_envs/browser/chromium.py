@@ -16,6 +16,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from glmgym.errors import ConfigError, SandboxDead, SandboxFailure
+from glmgym.errors import ConfigError, SandboxDead, SandboxFailure, boundary
 from glmgym.settings import Settings
 
 if TYPE_CHECKING:
@@ -151,13 +152,37 @@ class Visit:
         page.on("download", lambda download: self._record(download.url))
 
 
+class _BrowserLoop(asyncio.SelectorEventLoop):
+    """What it starts, playwright's driver, has a session of its own.
+
+    Ctrl-C in a terminal then reaches this process alone; a driver that it reached would end the browser under the
+    episodes, which would fail before they are told to stop.
+    """
+
+    child: asyncio.SubprocessTransport | None = None  # the last one
+
+    async def subprocess_exec(self, *args: Any, **options: Any) -> Any:
+        self.child, protocol = await super().subprocess_exec(*args, **{**options, "start_new_session": True})
+        return self.child, protocol
+
+    async def was_interrupted(self) -> bool:
+        """Whether the last child, which is gone or going, was struck before it had its session."""
+        if self.child is None:
+            return False
+        for _ in range(500):  # 5 s at most; its pipes close a moment before its end is known
+            if self.child.get_returncode() is not None:
+                break
+            await asyncio.sleep(0.01)
+        return self.child.get_returncode() == -signal.SIGINT
+
+
 class Chromium:
     """The one browser of a process. Everything but ``call`` and ``submit`` runs on its own loop."""
 
     def __init__(self, settings: BrowserSettings) -> None:
         self.settings = settings
         self.launches = 0
-        self._loop = asyncio.new_event_loop()
+        self._loop = _BrowserLoop()
         self._playwright: Playwright | None = None
         self._browser: Browser | None = None
         self._launching = asyncio.Lock()
@@ -254,10 +279,10 @@ class Chromium:
 
     async def _launch(self) -> Browser:
         executable = find_chromium(self.settings)
-        from playwright.async_api import Error, async_playwright
+        from playwright.async_api import Error
 
         if self._playwright is None:
-            self._playwright = await async_playwright().start()
+            self._playwright = await self._start_driver()
         try:
             browser = await self._playwright.chromium.launch(
                 executable_path=executable,
@@ -270,6 +295,18 @@ class Chromium:
         self.launches += 1
         logger.info("started %s, version %s", executable, browser.version)
         return browser
+
+    async def _start_driver(self) -> Playwright:
+        from playwright.async_api import async_playwright
+
+        while True:
+            try:
+                with boundary(SandboxFailure, "start playwright's driver"):
+                    return await async_playwright().start()
+            except SandboxFailure:
+                if not await self._loop.was_interrupted():
+                    raise
+                logger.info("an interrupt struck playwright's driver as it started; it is started again")
 
 
 _lock = threading.Lock()

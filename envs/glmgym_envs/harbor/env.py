@@ -25,7 +25,7 @@ from glmgym_envs.harbor.artifacts import Collected, gather
 from glmgym_envs.harbor.box import Boxes
 from glmgym_envs.harbor.health import wait_until_healthy
 from glmgym_envs.harbor.intruders import look
-from glmgym_envs.harbor.task import Stage
+from glmgym_envs.harbor.task import HarborTask, Stage
 from glmgym_envs.harbor.verify import (
     Verdict,
     grade_in_place,
@@ -182,6 +182,11 @@ class HarborEnv(ToolEnv):
                 self._ended[place] = verdict
         self._scratch.cleanup()
         return _combine(self._boxes.task.stages, self._ended, self._boxes.task.config.multi_step_reward_strategy)
+
+    @property
+    def known_tasks(self) -> dict[str, HarborTask]:
+        """By id, whatever may be played."""
+        return {id: boxes.task for id, boxes in self._known.items()}
 
     @property
     def verdicts(self) -> tuple[tuple[str, Verdict], ...]:

@@ -210,7 +210,9 @@ class BubblewrapProvider:
     async def _own_base(self, source: bytes) -> Base:
         python = self._host.python
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(python, "-I", "-S", "-c", _COMPILE, stdin=pipe, stdout=pipe)
+        process = await asyncio.create_subprocess_exec(
+            python, "-I", "-S", "-c", _COMPILE, stdin=pipe, stdout=pipe, start_new_session=True
+        )
         code, _ = await process.communicate(source)
         facts = [source, self._seccomp or b"", platform.platform().encode(), _os_release()]
         digest = "host:" + hashlib.sha256(b"\0".join(facts)).hexdigest()
