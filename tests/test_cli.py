@@ -196,6 +196,19 @@ def test_an_evaluation_on_nothing_is_refused(tmp_path: Path, monkeypatch: pytest
     assert "python -m glmgym_envs.swe build" in refused.stderr
 
 
+def test_either_split_is_evaluated(tmp_path: Path) -> None:
+    ask = ("eval", "--policy", "scripted:expert", "--suite", "search-mini", "--tasks", "3")
+    told = {}
+    for split in ("train", "heldout"):
+        out = tmp_path / split
+        assert glmgym(*ask, "--split", split, "--out", out).returncode == 0
+        told[split] = json.loads((out / "summary.json").read_text())["split"]
+    assert told == {"train": "train", "heldout": "heldout"}
+    refused = glmgym(*ask, "--split", "train", "--out", tmp_path / "heldout", "--resume")
+    assert refused.returncode == 2
+    assert "split" in refused.stderr
+
+
 def test_mistakes_are_one_sentence(tmp_path: Path, refused: Callable[..., str]) -> None:
     assert "did you mean 'quickstart'?" in refused("train", "quickstrat")
     assert "did you mean 'steps'?" in refused("train", "quickstart", "--set", "trainer.step=1")

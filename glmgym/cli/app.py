@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glmgym.cli import images, sandboxes
+from glmgym.env import Split
 from glmgym.errors import ConfigError
 from glmgym.registry import environments, find_environment, load_component
 
@@ -102,6 +103,7 @@ def evaluate_policy(
     api_key_env: Annotated[str, typer.Option(help="Environment variable with the endpoint's key.")] = "",
     k: Annotated[int, typer.Option("--k", min=1, help="Attempts per task.")] = 1,
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 256,
+    split: Annotated[Split, typer.Option(help="Whose tasks.")] = "heldout",
     out: Annotated[Path | None, typer.Option(help="Where to write attempts, summary, report, trajectories.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the evaluation in --out; attempts that failed are made again.")
@@ -123,11 +125,12 @@ def evaluate_policy(
         typer.Option(min=1, help="Start again from the question once the policy's prompt has more tokens than this."),
     ] = None,
 ) -> None:
-    """Score a policy on held-out tasks: mean, pass@k, 95 % intervals, per family, failures apart."""
+    """Score a policy on tasks, held-out ones by default: mean, pass@k, 95 % intervals, per family, failures apart."""
     from glmgym.cli.evaluating import Request, Terms, endpoint_settings, read_terms, run_evaluation
 
     request = Request(
         tasks=tasks,
+        split=split,
         attempts=k,
         policy=policy,
         endpoint=endpoint_settings(endpoint, model, api_key_env),

@@ -43,7 +43,7 @@ from glmgym.sandbox import SandboxProvider
 from glmgym.settings import parse_settings
 from glmgym.trajectory import Trajectory
 
-_SPLIT: Split = "heldout"
+_IN_WORDS: dict[Split, str] = {"train": "training", "heldout": "held-out"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,7 @@ class Request:
     """What the user asked to have evaluated: a policy by name or an endpoint, and how often on how many tasks."""
 
     tasks: int
+    split: Split = "heldout"
     attempts: int = 1
     policy: str = ""  # a checkpoint, or scripted:expert, scripted:random
     endpoint: EndpointSettings | None = None
@@ -146,29 +147,30 @@ async def run_evaluation(console: Console, request: Request, spec: EnvSpec, term
     """Evaluate, show, and with ``out`` write attempts as they finish, then the summary and the report.
 
     Raises:
-        ConfigError: no such policy or backend, or ``out`` holds something that this evaluation cannot go on with.
+        ConfigError: no such policy or backend, no task in the split, or ``out`` holds something that this evaluation
+            cannot go on with.
         StoreError: the attempts cannot be written.
     """
     if request.out is None and request.resume:
         raise ConfigError("--resume goes on with an evaluation on disk: give its --out")
-    num_tasks = min(request.tasks, spec.tasks.size(_SPLIT))
+    num_tasks = min(request.tasks, spec.tasks.size(request.split))
     if num_tasks == 0:
-        raise ConfigError(f"{spec.id} has no held-out tasks to evaluate on: {spec.description}")
-    tasks = await asyncio.to_thread(tasks_of, spec, _SPLIT, num_tasks)
+        raise ConfigError(f"{spec.id} has no {_IN_WORDS[request.split]} tasks to evaluate on: {spec.description}")
+    tasks = await asyncio.to_thread(tasks_of, spec, request.split, num_tasks)
     async with _opened_player(request, spec, terms) as (player, tokenizer):
         backend = request.backend if spec.box is not None else ""
         agreed = terms_of(
             spec,
             player,
             tasks,
-            split=_SPLIT,
+            split=request.split,
             attempts=request.attempts,
             seed=request.seed,
             playing={**terms.plain(), "sandbox": backend, "retries": request.retries},
         )
         with _opened(request, agreed, tasks, tokenizer) as directory:
             attempts = await _collect(console, request, spec, player, agreed.keyed, num_tasks, directory)
-    found = report(in_order(attempts), spec.id, _SPLIT, request.attempts)
+    found = report(in_order(attempts), spec.id, request.split, request.attempts)
     show_result(console, found, terms.management)
     run = _run_of(request.policy) if terms.management is None else None
     if terms.compaction is None and run is not None and read_terms(run).compaction is not None:
@@ -218,7 +220,7 @@ async def _collect(
                 terms=keyed,
                 num_tasks=num_tasks,
                 attempts=request.attempts,
-                split=_SPLIT,
+                split=request.split,
                 seed=request.seed,
                 max_live=request.max_live,
                 retries=request.retries,
