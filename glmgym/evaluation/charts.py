@@ -115,7 +115,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 def histogram(values: Sequence[float], unit: str, *, bins: int = 16) -> str:
     """How often values fall into equal bins; whole numbers get a bin each where they fit."""
-    left, right, top, bottom, height = 10, 10, 10, 34, 150
+    left, right, top, bottom, height = 10, 10, 10, 40, 156
     if not values:
         return ""
     low, high = min(values), max(values)
@@ -140,10 +140,10 @@ def histogram(values: Sequence[float], unit: str, *, bins: int = 16) -> str:
         parts.append(_rect("bar", x + 1, y, width - 2, tall, 0, f"{names[i]} {unit}: {count} attempts"))
     end = left + width * len(counts)
     parts.append(_line(left, height - bottom, end, height - bottom, "axis"))
-    parts.append(_text(left, height - 16, f"{low:.3g}", "tick", "start"))
+    parts.append(_text(left, height - 22, f"{low:.3g}", "tick", "start"))
     if high > low:
-        parts.append(_text(end, height - 16, f"{high:.3g}", "tick", "end"))
-    parts.append(_text(left, height - 2, _short(unit), "tick", "start"))
+        parts.append(_text(end, height - 22, f"{high:.3g}", "tick", "end"))
+    parts.append(_text(left, height - 7, _short(unit), "tick", "start"))
     return _svg(height, parts, f"distribution of {unit}")
 
 

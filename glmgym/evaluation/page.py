@@ -73,7 +73,7 @@ def _header(terms: Mapping[str, Any], found: EvalReport, attempts: Sequence[Atte
             "in no score" + (f"; {replaced} tries played again" if replaced else ""),
             "bad" * bool(failed),
         ),
-        ("flagged", str(flagged), "attempts: failed or guarded calls, grades, restarts", "warn" * bool(flagged)),
+        ("flagged", str(flagged), "with failed or guarded calls, flagged grades, restarts", "warn" * bool(flagged)),
         ("turns", _number(_mean([a.num_turns for a in attempts]), 1), "per attempt", ""),
         ("time", f"{_mean([a.wall_s for a in attempts]):.1f} s", "per attempt", ""),
     ]
