@@ -220,6 +220,29 @@ def test_a_canary_bent_from_a_test_that_is_skipped_says_nothing() -> None:
     assert _read(_told(*records), "n", CANARIES).flags == ()
 
 
+@pytest.mark.parametrize(
+    ("statuses", "flags"),
+    [
+        ({"A::test": "PASSED", "A::bent": "FAILED", "B::test": "PASSED", "B::bent": "FAILED"}, ()),
+        ({"A::test": "PASSED", "A::bent": "PASSED", "B::test": "PASSED", "B::bent": "FAILED"}, ("did not fail",)),
+        ({"A::test": "PASSED", "A::bent": "FAILED", "B::test": "SKIPPED", "B::bent": "SKIPPED"}, ()),
+        ({"A::test": "SKIPPED", "A::bent": "SKIPPED", "B::test": "SKIPPED", "B::bent": "SKIPPED"}, ()),
+    ],
+)
+def test_a_canary_of_a_class_that_others_inherit_from_is_theirs(
+    statuses: dict[str, str], flags: tuple[str, ...]
+) -> None:
+    """The class itself is not collected; the canary shows in neither the statuses nor the log."""
+    named = {f"t.py::{name}": status for name, status in statuses.items()}
+    records = ({"kind": "start", "ids": list(named)}, *(_test(id, status) for id, status in named.items()))
+    told = _told(*records, {"kind": "end", "exit": 1})
+    outcome = _read(told, "n", (Canary("t.py::Mixin::bent", "t.py::Mixin::test"),))
+    assert outcome.statuses == {id: status for id, status in named.items() if not id.endswith("bent")}
+    assert "bent" not in outcome.log
+    assert [any(flag in each for each in outcome.flags) for flag in flags] == [True] * len(flags)
+    assert len(outcome.flags) == len(flags)
+
+
 def test_a_file_that_cannot_be_collected_is_a_note() -> None:
     records = ({"kind": "start", "ids": []}, {"kind": "broken", "id": "t.py", "text": "SyntaxError"})
     outcome = _read(_told(*records, {"kind": "end", "exit": 2}, exit=2), "n", CANARIES)

@@ -26,7 +26,7 @@ from glmgym_envs.grading import (
     shared,
 )
 from glmgym_envs.grading.modes import collect, empty
-from glmgym_envs.grading.pytest_run import _run as _run_job
+from glmgym_envs.grading.pytest_run import run_job
 from glmgym_sandboxes.bubblewrap import open_provider
 
 pytestmark = pytest.mark.bubblewrap
@@ -496,5 +496,5 @@ with open(job["results"], "wb") as file:
 async def test_results_count_only_with_the_runners_signature(box: Sandbox, knows: bool) -> None:
     """H4: whoever writes the file without the key has written nothing."""
     await box.write("/work/runner", _UNSIGNED.replace("KNOWS", str(knows)).encode(), mode=0o755)
-    told = await _run_job(box, {"python": ["/work/runner"], "results": "/tmp/results", "timeout_s": 5})
+    told = await run_job(box, {"python": ["/work/runner"], "results": "/tmp/results", "timeout_s": 5})
     assert (told is not None) == knows

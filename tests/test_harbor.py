@@ -124,6 +124,8 @@ def test_a_task_that_is_not_whole_names_the_file(tmp_path: Path, spoil: object, 
         ({"verifier": '[[verifier.collect]]\ncommand = "x"\nuser = "bob"'}, "user = 'bob'"),
         ({"head": '[metadata.glmgym]\nfile = "x"'}, "unknown key 'file'; did you mean 'files'?"),
         ({"head": '[metadata.glmgym]\nfiles = "x"'}, "[metadata.glmgym] files = 'x': there is no "),
+        ({"head": "[metadata.glmgym.log]"}, "there is no tests/rule.json"),
+        ({"head": "[metadata.glmgym]\nneeds_services = true\n[metadata.glmgym.log]"}, "writes its reward itself"),
         ({"head": '[metadata.glmgym]\nsetup = "../x"'}, "must be relative and without '..'"),
         (
             {"head": "[metadata.glmgym]\nneeds_services = true", "verifier": 'environment_mode = "separate"'},

@@ -128,7 +128,10 @@ async def test_the_repository_of_an_image_loses_its_future(
     git(place, "reset", "--quiet", "--hard", base)
     git(place, "branch", "next", fix)
     directory = IMPORTERS[format](DATA / rows, tmp_path / "out", image="base")[0]
-    assert config_of(directory)["metadata"]["glmgym"] == {"setup": "setup.sh"}
+    assert config_of(directory)["metadata"]["glmgym"] == {
+        "setup": "setup.sh",
+        "log": {"witness": True, "repository": "/testbed", "restored": ["tests/test_tally.py"]},
+    }
     await box.put_tree(place, "/testbed")
     await box.write("/tmp/setup.sh", (directory / "environment" / "setup.sh").read_bytes())
     done = await box.run(["bash", "/tmp/setup.sh"])

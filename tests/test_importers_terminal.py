@@ -38,9 +38,11 @@ def test_the_dockerfile_and_what_lies_beside_it_are_the_environment(tmp_path: Pa
     assert config["agent"]["timeout_sec"] == 120.0
     assert config["verifier"]["timeout_sec"] == 60.0
     assert config["metadata"]["difficulty"] == "easy"
-    assert config["metadata"]["glmgym"] == {"parser": "pytest", "offline_shim": True}
+    assert config["metadata"]["glmgym"] == {"parser": "pytest", "offline_shim": True, "log": {"witness": True}}
     assert config_of(shell)["metadata"]["glmgym"]["tests_in_agent_shell"] is True
-    assert json.loads((words / "tests" / "rule.json").read_text()) == {"rule": "all-passed", "parser": "pytest"}
+    rule = {"rule": "all-passed", "parser": "pytest"}
+    assert json.loads((words / "tests" / "rule.json").read_text()) == rule
+    assert json.loads((shell / "tests" / "rule.json").read_text()) == {**rule, "strict": True}  # nothing beside the log
     assert load_task(shell).in_place
     assert not load_task(words).in_place
 

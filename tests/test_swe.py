@@ -251,6 +251,26 @@ async def test_links_and_deleted_sources_are_the_policys_own_fault(provider: San
     assert (await _score(provider, _call("shell", command="rm -rf /testbed/* /testbed/.git")))[0] == 0.0
 
 
+@pytest.mark.bubblewrap
+async def test_sources_that_bring_the_grading_box_down_are_a_flagged_zero(provider: SandboxProvider) -> None:
+    """X7, H5: no failure, which a policy might like better, although no test has a result."""
+    bomb = """import os, time
+if os.fork():
+    time.sleep(2)
+    os._exit(0)
+until = time.monotonic() + 30
+while time.monotonic() < until:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+    except OSError:
+        time.sleep(0.01)
+"""
+    score, reason = await _score(provider, _call("create", path="xmltodict.py", content=bomb))
+    assert score == 0.0
+    assert "flagged: two grading boxes were brought down while the tests ran" in reason
+
+
 # --- sets that are not as they should be ---
 
 

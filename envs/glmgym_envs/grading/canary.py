@@ -71,6 +71,20 @@ def plant(files: Mapping[str, bytes], rng: random.Random, focus: Iterable[str] =
     return Planted(changed, tuple(canaries))
 
 
+def bent_functions(content: bytes, rng: random.Random) -> list[tuple[str, str, str]]:
+    """Canaries for a module that is loaded already: the test each was bent from, its name, its source."""
+    tree = _parse(content)
+    if tree is None:
+        return []
+    names = _names(tree)
+    found = []
+    for _, owner, function in _pick({"": tree}, rng, set()):
+        if owner is None and not function.decorator_list:
+            name = _fresh_name(names, rng)
+            found.append((function.name, name, _bent(function, name, rng)))
+    return found
+
+
 def _parse(content: bytes) -> ast.Module | None:
     try:
         return ast.parse(content.decode("utf-8"))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import posixpath
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -67,17 +68,39 @@ def add(path):
         found[path] = "gone"
 for path in asked:
     add(path)
-for place in places if not asked else ():
+prefixes = ("/opt/*", "/opt/*/envs/*")  # of interpreters that an image brought: their library, and pytest's own parts
+stack = ("_pytest", "pytest", "pluggy", "iniconfig", "unittest")
+places += [prefix + "/lib/python3*/site-packages/" + name for prefix in prefixes for name in stack]
+places += [prefix + "/bin/python3*" for prefix in prefixes]
+libraries = [place for prefix in prefixes for place in glob.glob(prefix + "/lib/python3*")]
+for place in places + libraries if not asked else ():
     for top in glob.glob(place):
         if not os.path.isdir(top):
             add(top)
-        for folder, _, names in os.walk(top):
+        for folder, below, names in os.walk(top):
+            if top in libraries and "site-packages" in below:
+                below.remove("site-packages")
             for name in names:
                 add(os.path.join(folder, name))
 with open(target, "w") as file:
     file.write(json.dumps(found))
 """
+# The files that an interpreter and a shell are made of, by the paths that are no symlinks.
+_STARTERS = r"""
+import os, subprocess, sys
+with open("/proc/self/maps") as file:
+    maps = file.read()
+maps += subprocess.run(["/bin/sh", "-c", "while read -r line; do echo \"$line\"; done < /proc/$$/maps"],
+                       stdout=subprocess.PIPE).stdout.decode()
+found = {line.split(None, 5)[5] for line in maps.splitlines() if len(line.split(None, 5)) == 6}
+found |= {os.path.realpath(path) for path in sys.argv[1:]}
+print("\n".join(sorted(path for path in found if path.startswith("/") and os.path.isfile(path))))
+"""
 _LOADED = ("/usr/lib/python3", "/etc/ld.so.preload")  # where a new file changes what the grader itself runs
+
+
+class BroughtDown(ScorerFailure):
+    """A grading box died, or what runs the tests was killed in it, while the policy's code ran there."""
 
 
 class Mode(StrEnum):
@@ -94,6 +117,7 @@ class GradingBox:
     mode: Mode
     notes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    again: Callable[[], Awaitable[Sandbox]] | None = None  # another box with the same in it; none in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +152,7 @@ async def separate(
     shell: Shell | None = None,
     python: str = PYTHON,
     max_bytes: int = MAX_ARTIFACT_BYTES,
+    prepare: Callable[[Sandbox], Awaitable[None]] | None = None,
 ) -> AsyncIterator[GradingBox]:
     """A fresh box with nothing of the policy's but the named artifacts.
 
@@ -138,6 +163,7 @@ async def separate(
         spec: of the grading box; the task's own if not given.
         home, shell: the policy's, for the look at what it left behind.
         max_bytes: of each artifact.
+        prepare: puts into a grading box what belongs to the task and is not the policy's, after the artifacts.
 
     Raises:
         ConfigError: the environment has no box.
@@ -154,21 +180,27 @@ async def separate(
             notes += told
             if await asyncio.to_thread(place.is_dir):
                 collected.append((artifact, place))
-        box = await view.open_box(spec)
-        try:
-            for artifact, place in collected:
-                try:
-                    await _put(box, artifact, place)
-                except BoxFileError as error:
-                    raise ScorerFailure(
-                        f"artifact {artifact.source} cannot be put into the grading box: {error}"
-                    ) from error
+        async with contextlib.AsyncExitStack() as opened:
+
+            async def filled() -> Sandbox:
+                box = await view.open_box(spec)
+                opened.push_async_callback(box.close)
+                for artifact, place in collected:
+                    try:
+                        await _put(box, artifact, place)
+                    except BoxFileError as error:
+                        raise ScorerFailure(
+                            f"artifact {artifact.source} cannot be put into the grading box: {error}"
+                        ) from error
+                if prepare is not None:
+                    await prepare(box)
+                return box
+
+            box = await filled()
             if spec is None and await _may_change_system(agents):
                 with contextlib.suppress(ScorerFailure):  # the policy broke its own system; this box is another
                     notes += await _changed_system(agents, box, python)
-            yield GradingBox(box, Mode.SEPARATE, tuple(notes))
-        finally:
-            await box.close()
+            yield GradingBox(box, Mode.SEPARATE, tuple(notes), again=filled)
 
 
 @asynccontextmanager
@@ -177,8 +209,10 @@ async def shared(
 ) -> AsyncIterator[GradingBox]:
     """A copy of the policy's box: its files, none of its processes. ``/logs/verifier`` is empty there.
 
-    Where the policy could write to the system, the copy is compared with a fresh box of the task: a program, library
-    or module of the image that was changed is a flag, since the grader's own commands stand on it.
+    Where the policy could write to the system, it is compared with a fresh box of the task: a program, library or
+    module of the image that was changed is a flag, since the grader's own commands stand on it. What the copy itself
+    starts with, interpreter, shell and the libraries of both, is compared before there is one; if that was changed,
+    there is none, and the box given is the fresh one.
 
     Raises:
         ConfigError: the environment has no box.
@@ -186,19 +220,27 @@ async def shared(
     """
     agents = _box_of(view)
     notes = await signs(agents, home=home, verifier=(VERIFIER,), shell=shell, python=python)
-    (box,) = await agents.fork(1)
-    flags: tuple[str, ...] = ()
-    try:
-        await empty(box, VERIFIER)
+    async with contextlib.AsyncExitStack() as opened:
+
+        async def copied() -> Sandbox:
+            (box,) = await agents.fork(1)
+            opened.push_async_callback(box.close)
+            await empty(box, VERIFIER)
+            return box
+
+        fresh: Sandbox | None = None
+        flags: tuple[str, ...] = ()
         if await _may_change_system(agents):
             fresh = await view.open_box(None)
-            try:
-                flags = await _changed_system(box, fresh, python)
-            finally:
-                await fresh.close()
-        yield GradingBox(box, Mode.SHARED, notes, flags)
-    finally:
-        await box.close()
+            opened.push_async_callback(fresh.close)
+            if flags := await _changed_starters(agents, fresh, python):
+                # The copy would run what was changed before it could be compared.
+                yield GradingBox(fresh, Mode.SHARED, notes, flags)
+                return
+        box = await copied()
+        if fresh is not None:
+            flags = await _changed_system(box, fresh, python)
+        yield GradingBox(box, Mode.SHARED, notes, flags, again=copied)
 
 
 @asynccontextmanager
@@ -273,6 +315,22 @@ def _holds_only(place: Path, name: str) -> bool:
 async def _may_change_system(box: Sandbox) -> bool:
     """True where the policy could write to the system. It may lie about it only by having done so."""
     return (await box.run(["/bin/sh", "-c", "[ -w /usr/bin ]"], cwd="/")).exit_code == 0
+
+
+async def _changed_starters(agents: Sandbox, fresh: Sandbox, python: str) -> tuple[str, ...]:
+    """Files a copy of the policy's box would start with that are not those of ``fresh``. Runs nothing in ``agents``."""
+    mapped = await fresh.run([python, "-I", "-S", "-B", "-c", _STARTERS, python, "/bin/sh"], cwd="/")
+    paths = [*mapped.text.splitlines(), "/etc/ld.so.preload"]
+    pairs = [(path, await _content(agents, path), await _content(fresh, path)) for path in paths]
+    return tuple(f"{path} of the image was changed" for path, now, was in pairs if now != was)
+
+
+async def _content(box: Sandbox, path: str) -> str:
+    """A digest, or why there is none."""
+    try:
+        return hashlib.sha256(await box.read(path, max_bytes=64 << 20)).hexdigest()
+    except BoxFileError as error:
+        return str(error)
 
 
 async def _changed_system(box: Sandbox, fresh: Sandbox, python: str) -> tuple[str, ...]:

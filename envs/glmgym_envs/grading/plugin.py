@@ -1,8 +1,9 @@
 """The process that runs the policy's code: pytest, with a plugin that reports to the runner.
 
-Standard library and pytest. Its source is given to a box's isolated interpreter on the command line, so no file of it
-lies in the box. It knows where to report and the nonce that each record carries; it knows nothing of which tests are
-canaries. What it says is believed only as far as ``pytest_run`` checks it, since the policy's code shares its memory.
+Standard library and pytest; Python 3.7 and pytest 5 are enough. Its source is given to a box's isolated interpreter on
+the command line, so no file of it lies in the box (``witness.py`` says how it gets into a run of another's). It knows
+where to report and the nonce that each record carries; it knows nothing of which tests are canaries. What it says is
+believed only as far as ``pytest_run`` checks it, since the policy's code shares its memory.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Survey:
 
         places: list[Any] = [builtins, unittest.case.TestCase, pytest, pluggy.PluginManager]
         ours = ("outcomes", "runner", "reports", "main", "python", "python_api", "assertion.rewrite", "skipping")
-        modules = [importlib.import_module(f"_pytest.{name}") for name in ours]
-        modules += [importlib.import_module(f"pluggy.{name}") for name in ("_hooks", "_manager", "_result", "_callers")]
-        for module in modules:
+        theirs = ("_hooks", "_manager", "_result", "_callers")
+        names = [f"_pytest.{name}" for name in ours] + [f"pluggy.{name}" for name in theirs]
+        for module in filter(None, map(module_called, names)):
             classes = [each for each in vars(module).values() if getattr(each, "__module__", "") == module.__name__]
             places += [module, *(each for each in classes if isinstance(each, type))]
         self._kept: list[tuple[Any, str, Any, Any, str]] = []
@@ -56,7 +57,7 @@ class Survey:
     def _keep(self, names: Any, label: str, keys: Iterable[str]) -> None:
         for key in keys:
             value = names[key]
-            if callable(value) or isinstance(value, classmethod | staticmethod | property):
+            if callable(value) or isinstance(value, _METHODS):
                 self._kept.append((names, key, value, code_of(value), f"{label}.{key}"))
 
     def changed(self) -> Iterator[str]:
@@ -67,21 +68,31 @@ class Survey:
                 yield label
 
 
+def module_called(name: str) -> Any:
+    """``None`` where this version has none of that name."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
 def code_of(value: Any) -> Any:
     """The code that a function or method runs, if it is Python's."""
     value = getattr(value, "fget", None) or getattr(value, "__func__", value)
     return getattr(value, "__code__", None) if not isinstance(value, type) else None
 
 
+_METHODS = (classmethod, staticmethod, property)
 _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "sleep")
 _UNSTEADY = ("_", "__abstractmethods__", "__doc__", "_abc_impl")  # the interpreter's own, or set by gettext
 
 
 class Report:
-    """The plugin. ``write`` takes one record."""
+    """The plugin. ``write`` takes one record; ``silent`` keeps what pytest itself prints from standard output."""
 
-    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[dict[str, Any]], None], *, silent: bool = True) -> None:
+        self._write, self._silent = write, silent
+        self._raised: set[tuple[str, str]] = set()  # test and phase
         self._statuses: dict[str, str] = {}
         self._texts: dict[str, str] = {}
         self._originals = Survey()
@@ -95,21 +106,30 @@ class Report:
         from _pytest.config import create_terminal_writer
 
         self._config = session.config
+        self._hooks = set(map(id, session.config.pluginmanager.get_plugins()))
+        if not self._silent:
+            return
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             reporter._tw = create_terminal_writer(session.config, self._nowhere)
-        self._hooks = set(map(id, session.config.pluginmanager.get_plugins()))
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._say({"kind": "broken", "id": report.nodeid, "text": str(report.longrepr)[-MAX_TEXT:]})
+            self._say({"kind": "broken", "id": self._name(report.nodeid), "text": str(report.longrepr)[-MAX_TEXT:]})
         self._look_at(report)
 
     def pytest_collection_finish(self, session: Any) -> None:
-        self._say({"kind": "start", "ids": [item.nodeid for item in session.items]})
+        self._say({"kind": "start", "ids": [self._name(item.nodeid) for item in session.items]})
         self._survey()
 
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Iterator[None]:
+        """Around all who make a report, so that one which hides what was raised is found out; see ``hook``."""
+        (self._raised.discard if call.excinfo is None else self._raised.add)((item.nodeid, call.when))
+        yield
+
     def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.passed and (report.nodeid, report.when) in self._raised:
+            self._say_changed("what a failing test reports")
         said = outcome(report.when, report)
         # A later phase that breaks outranks what came before it, and nothing outranks a failure.
         if said is not None and self._statuses.get(report.nodeid, "PASSED") not in ("FAILED", "ERROR"):
@@ -121,15 +141,24 @@ class Report:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         status = self._statuses.pop(nodeid, "ERROR")
-        self._say({"kind": "test", "id": nodeid, "status": status, "text": self._texts.pop(nodeid, "")})
+        self._say({"kind": "test", "id": self._name(nodeid), "status": status, "text": self._texts.pop(nodeid, "")})
         self._survey()
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._survey()
         self._say({"kind": "end", "exit": int(exitstatus)})
 
+    def _name(self, id: str) -> str:
+        """An exact id; beside a log, as the log writes it: from the directory where pytest was started."""
+        return id if self._silent else str(self._config.cwd_relative_nodeid(id))
+
     def _say(self, record: dict[str, Any]) -> None:
         self._write(record)
+
+    def _say_changed(self, name: str) -> None:
+        if name not in self._changed:
+            self._changed.add(name)
+            self._say({"kind": "changed", "name": name})
 
     def _look_at(self, report: Any) -> None:
         if LIKE_A_RESULT.search(report.capstdout) or LIKE_A_RESULT.search(report.capstderr):
@@ -138,21 +167,25 @@ class Report:
     def _survey(self) -> None:
         """Says which of the things that tests stand on are no longer what they were."""
         for name in self._originals.changed():
-            if name not in self._changed:
-                self._changed.add(name)
-                self._say({"kind": "changed", "name": name})
+            self._say_changed(name)
         manager = self._config.pluginmanager
         for plugin in manager.get_plugins():
             name = manager.get_name(plugin) or repr(plugin)
-            if id(plugin) not in self._hooks and not self._is_expected(plugin, name) and name not in self._changed:
-                self._changed.add(name)
-                self._say({"kind": "changed", "name": f"a plugin {name}"})
+            if id(plugin) not in self._hooks and not self._is_expected(plugin, name):
+                self._say_changed(f"a plugin {name}")
 
     @staticmethod
     def _is_expected(plugin: Any, name: str) -> bool:
         # pytest registers a fixture manager and the session of its own; a trusted conftest is one, too.
         module = type(plugin).__module__ if not hasattr(plugin, "__file__") else ""
         return module.startswith("_pytest.") or name.endswith("conftest.py") or name in ("session", "funcmanage")
+
+
+def hook(report: type[Report]) -> None:
+    """Mark what wraps others' hooks; not by a decorator, since pytest is imported only when all is ready for it."""
+    import pytest
+
+    pytest.hookimpl(hookwrapper=True, tryfirst=True)(report.pytest_runtest_makereport)
 
 
 def main() -> None:
@@ -167,6 +200,7 @@ def main() -> None:
         while line:
             line = line[write(sink, line) :]
 
+    hook(Report)
     plugin = Report(write)
     # After the standard library and before what is installed: the repository's own version of a package wins.
     at = len(sys.path) - len(job["site_packages"])

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glmgym.errors import ScorerFailure
+from glmgym.errors import SandboxDead, ScorerFailure
 from glmgym.sandbox import BoxFileError, Sandbox
 from glmgym.trajectory import Reward
 from glmgym_envs.grading.canary import Canary, plant
-from glmgym_envs.grading.modes import GradingBox, Mode
+from glmgym_envs.grading.modes import BroughtDown, GradingBox, Mode
 from glmgym_envs.grading.trusted import PYTHON, TrustedTests, random_name, restore
 
 DIST_PACKAGES = "/usr/lib/python3/dist-packages"  # where the base image has pytest
@@ -91,12 +91,52 @@ async def run_pytest(
         focus: ids of the tests that matter most, as the F2P list has them: canaries are made from these first.
         seed: of the canaries; not given, nobody can foresee them.
 
+    A box that is brought down while the tests run is opened once more, if ``place`` says how: where that one can run
+    tests and is then brought down as well, the policy did it, and the outcome is flagged.
+
     Raises:
         ScorerFailure: the box cannot run tests, so that nothing can be said about the policy.
-        SandboxDead: the box is gone.
+        SandboxDead: the box is gone: before the tests began, or there is no other to be had.
     """
-    box, before = (place.box, place) if isinstance(place, GradingBox) else (place, None)
+    before = place if isinstance(place, GradingBox) else None
     interpreter = interpreter or Interpreter()
+
+    async def once(box: Sandbox) -> PytestOutcome:
+        return await _run_once(
+            box, before, trusted, timeout_s, interpreter, import_paths, env or {}, arguments, tuple(focus), seed
+        )
+
+    try:
+        return await once(place.box if isinstance(place, GradingBox) else place)
+    except BroughtDown as first:
+        if before is None or before.again is None:
+            raise (first.__cause__ or first) from None
+    box = await before.again()
+    await _control(box, interpreter)  # a box that cannot run tests before the policy's code came says nothing
+    try:
+        return await once(box)
+    except BroughtDown as again:
+        flag = f"two grading boxes were brought down while the tests ran: {again}"
+        return replace(_NOTHING, flags=(*before.flags, flag), notes=before.notes)
+
+
+async def _run_once(
+    box: Sandbox,
+    before: GradingBox | None,
+    trusted: TrustedTests,
+    timeout_s: float,
+    interpreter: Interpreter,
+    import_paths: Sequence[str] | None,
+    env: Mapping[str, str],
+    arguments: Sequence[str],
+    focus: Sequence[str],
+    seed: int | None,
+) -> PytestOutcome:
+    """One run in one box.
+
+    Raises:
+        BroughtDown: the box died, or can run no tests any more, since the policy's code ran in it.
+    """
     paths = (trusted.root, f"{trusted.root}/src") if import_paths is None else tuple(import_paths)
     notes = await restore(box, trusted, python=interpreter.python)
     targets = trusted.targets or trusted.test_files
@@ -110,12 +150,18 @@ async def run_pytest(
     if before is not None and before.mode is not Mode.SEPARATE:
         # Compiled files of a system that the policy may have written to are not looked at.
         interpreter = replace(interpreter, flags=(*interpreter.flags, "-X", f"pycache_prefix=/tmp/{random_name()}"))
-    job = _job(interpreter, trusted.root, options, chosen, paths, env or {}, timeout_s)
-    told = await _run(box, job)
+    job = _job(interpreter, trusted.root, options, chosen, paths, env, timeout_s)
+    try:
+        told = await run_job(box, job)
+    except SandboxDead as dead:
+        raise BroughtDown(str(dead)) from dead
     outcome = _read(told, job["tests"]["nonce"], planted.canaries) if told is not None else _NOTHING
     flags = before.flags if before is not None else ()
     if told is None or told["timed_out"] or not outcome.started:
-        await _control(box, interpreter)
+        try:
+            await _control(box, interpreter)
+        except (SandboxDead, ScorerFailure) as broken:
+            raise BroughtDown(str(broken)) from broken
     if told is None:
         flags += (_STOPPED,)
     elif told["timed_out"]:
@@ -194,7 +240,7 @@ def _job(
     variables |= {"PYTHONPATH": ":".join(import_paths), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return {
         "python": [interpreter.python, *interpreter.flags],
-        "program": _source("plugin.py"),
+        "argv": [interpreter.python, *interpreter.flags, "-c", _source("plugin.py")],
         "root": root,
         "env": {**variables, **env},
         "timeout_s": timeout_s,
@@ -209,7 +255,7 @@ def _job(
     }
 
 
-async def _run(box: Sandbox, job: dict[str, Any]) -> dict[str, Any] | None:
+async def run_job(box: Sandbox, job: dict[str, Any]) -> dict[str, Any] | None:
     """What the runner signed; ``None`` if there is no such thing."""
     key = secrets.token_bytes(32)
     await box.run(
@@ -241,7 +287,7 @@ async def _control(box: Sandbox, interpreter: Interpreter) -> None:
     for path, content in planted.files.items():
         await box.write(f"{root}/{path}", content)
     job = _job(interpreter, root, ["--noconftest"], ["test_control.py"], (), {}, CONTROL_TIMEOUT_S)
-    told = await _run(box, job)
+    told = await run_job(box, job)
     outcome = _read(told, job["tests"]["nonce"], planted.canaries) if told is not None else None
     if outcome is None or outcome.flags or outcome.statuses != {"test_control.py::test_control": PASSED}:
         what = "its runner gave no result" if outcome is None else f"{outcome.flags}, {outcome.log[-500:]!r}"
@@ -250,7 +296,7 @@ async def _control(box: Sandbox, interpreter: Interpreter) -> None:
 
 def _read(told: Mapping[str, Any], nonce: str, canaries: Sequence[Canary]) -> PytestOutcome:
     """The records of a run and everything about them that does not fit."""
-    records, foreign = _records(told["stream"], nonce)
+    records, foreign = records_of(told["stream"], nonce)
     flags: list[str] = ["something else wrote into the stream of results"] if foreign else []
     of = {kind: [each for each in records if each["kind"] == kind] for kind in ("start", "test", "broken", "end")}
     ids = [str(id) for record in of["start"] for id in record["ids"]]
@@ -263,17 +309,17 @@ def _read(told: Mapping[str, Any], nonce: str, canaries: Sequence[Canary]) -> Py
     flags += _bad_end(told, of["start"], of["end"], [id for id in ids if id not in statuses])
     flags += [f"the code under test replaced {each['name']}" for each in records if each["kind"] == "changed"]
     flags += [f"{problem}" for canary in canaries if (problem := _bad_canary(canary, statuses, ids, broken))]
-    planted = {canary.id for canary in canaries}
+    planted = {_place(canary.id) for canary in canaries}
     notes = [f"{id or 'the tests'} could not be collected" for id in sorted(broken)]
     notes += [str(each["text"]) for each in records if each["kind"] == "note"]
     if any(line.strip().endswith("passed") or " passed in " in line for line in told["output"].splitlines()):
         notes.append("something printed what looks like test results")
-    own = {id: status for id, status in statuses.items() if _base(id) not in planted}
+    own = {id: status for id, status in statuses.items() if _place(id) not in planted}
     log = _log(records, planted, told["output"])
     return PytestOutcome(own, tuple(dict.fromkeys(flags)), log, tuple(notes), started=bool(of["start"]))
 
 
-def _records(stream: str, nonce: str) -> tuple[list[dict[str, Any]], bool]:
+def records_of(stream: str, nonce: str) -> tuple[list[dict[str, Any]], bool]:
     """The records that carry the nonce, and whether there is anything else."""
     records, foreign = [], False
     for line in stream.split("\n"):
@@ -297,6 +343,7 @@ _REQUIRED = {
     "broken": {"id", "text"},
     "changed": {"name"},
     "note": {"text"},
+    "canary": {"text"},
     "end": {"exit"},
 }
 
@@ -311,19 +358,37 @@ def _bad_end(told: Mapping[str, Any], start: Sequence[Any], end: Sequence[Any], 
 
 
 def _bad_canary(canary: Canary, statuses: Mapping[str, str], ids: Sequence[str], broken: set[str]) -> str:
-    """Why a canary says that failures do not reach the report; "" if it failed as it must."""
+    """Why a canary says that failures do not reach the report; "" if it failed as it must.
+
+    A class that others inherit from hands its canary down to them, under their names.
+    """
     if _path(canary.id) in broken:
         return ""  # its file could not even be imported: none of its tests has a result
+    own = [id for id in ids if _place(id) == _place(canary.id)]
     if canary.original:
-        originals = {statuses.get(id) for id in ids if _base(id) == canary.original}
-        if not originals or originals & {SKIPPED, XFAIL, XPASS}:
+        found: dict[str, set[str | None]] = {}  # of what it was made from, by class
+        for id in ids:
+            if _place(id) == _place(canary.original):
+                found.setdefault(_owner(id), set()).add(statuses.get(id))
+        running = {owner for owner, seen in found.items() if not seen & {SKIPPED, XFAIL, XPASS}}
+        own = [id for id in own if _owner(id) in running]
+        if not own and _owner(canary.id) not in running:
             return ""  # what it was made from does not run here
-    own = [statuses.get(id) for id in ids if _base(id) == canary.id]
     if not own:
         return "a canary was not collected"
-    if any(status not in (FAILED, ERROR, None) for status in own):
+    if any(statuses.get(id) not in (FAILED, ERROR, None) for id in own):
         return "a canary, a test that must fail, did not fail"
     return ""
+
+
+def _place(id: str) -> tuple[str, str]:
+    """File and function; a canary's name is no other function's of its file."""
+    return _path(id), _base(id).rpartition("::")[2]
+
+
+def _owner(id: str) -> str:
+    """File and class, or the file alone."""
+    return _base(id).rpartition("::")[0]
 
 
 def _base(id: str) -> str:
@@ -334,12 +399,12 @@ def _path(id: str) -> str:
     return id.partition("::")[0]
 
 
-def _log(records: Sequence[Mapping[str, Any]], planted: set[str], output: str) -> str:
+def _log(records: Sequence[Mapping[str, Any]], planted: set[tuple[str, str]], output: str) -> str:
     """For people: what failed and how, without the canaries; then what was printed."""
     lines = [
         f"{record['status']} {record['id']}\n{record['text']}".rstrip()
         for record in records
-        if record["kind"] == "test" and _base(record["id"]) not in planted
+        if record["kind"] == "test" and _place(record["id"]) not in planted
     ]
     lines += [f"BROKEN {record['id']}\n{record['text']}" for record in records if record["kind"] == "broken"]
     return "\n".join([*lines, *([f"printed:\n{output}"] if output.strip() else [])])[:MAX_LOG_CHARS]

@@ -1,8 +1,9 @@
 """The trusted process in a grading box: starts the tests in a process of their own and signs what that reported.
 
-Standard library only, run by ``python3 -I -S -c``; it never imports what the policy wrote. The key comes by its
-standard input, stays in memory that no other process may read, and goes to nobody: what lies in the results' file is
-the runner's word, or there is none.
+Standard library only (Python 3.7), run by ``python3 -I -S -c``; it never imports what the policy wrote. The key comes
+by its standard input, stays in memory that no other process may read, and goes to nobody: what lies in the results'
+file is the runner's word, or there is none. Tests report over a pipe, or, where a program of the task's own starts
+them, over a socket: each connection is a session with a nonce of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +25,8 @@ from typing import Any
 
 RESERVED_BYTES = 4 << 20  # kept free for the results, whatever the tests write
 MAX_STREAM_BYTES = 64 << 20
-KEPT_OUTPUT_BYTES = 32 << 10  # of each end of what the tests print
+MAX_SESSIONS = 64
+KEPT_OUTPUT_BYTES = 32 << 10  # of each end of what the tests print, unless the job says more
 DRAIN_S = 0.2  # a process that outlives the tests may hold their pipes open
 
 
@@ -47,17 +50,32 @@ class Kept:
         return (self._head + self._tail).decode("utf-8", "replace")
 
 
+class Session:
+    """One process that reports over the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.nonce, self.stream = os.urandom(12).hex(), bytearray()
+        self.connection = connection
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.send(f"{self.nonce}\n".encode())
+
+    def told(self) -> dict[str, str]:
+        return {"nonce": self.nonce, "stream": bytes(self.stream).decode("utf-8", "replace")}
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Run the tests; what they reported, printed, and how their process ended."""
     source, sink = os.pipe()
     out, into = os.pipe()
+    listener = listen(job["socket"]) if "socket" in job else None
     child = subprocess.Popen(
-        [*job["python"], "-c", job["program"]],
+        job["argv"],
         stdin=subprocess.PIPE,
         stdout=into,
         stderr=into,
         pass_fds=[sink],
-        env=job["env"],
+        env={**(os.environ if job.get("inherits") else {}), **job["env"]},
         cwd=job["root"],
         start_new_session=True,
     )
@@ -65,27 +83,39 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     os.close(into)
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(json.dumps({**job["tests"], "sink": sink}).encode())
+        if "tests" in job:
+            child.stdin.write(json.dumps({**job["tests"], "sink": sink}).encode())
         child.stdin.close()
-    stream, output = bytearray(), Kept(KEPT_OUTPUT_BYTES)
+    stream, output = bytearray(), Kept(job.get("kept_bytes", KEPT_OUTPUT_BYTES))
+    sessions = []  # type: list[Session]
     deadline, ended_at, timed_out = time.monotonic() + job["timeout_s"], None, False
     with selectors.DefaultSelector() as waiting:
         for fd in (source, out):
             os.set_blocking(fd, False)
             waiting.register(fd, selectors.EVENT_READ)
-        while waiting.get_map():
+        if listener is not None:
+            waiting.register(listener, selectors.EVENT_READ)
+        while True:
             for key, _ in waiting.select(0.05):
-                data = os.read(key.fd, 1 << 16)
+                if listener is not None and key.fileobj is listener:
+                    connection = listener.accept()[0]
+                    if len(sessions) < MAX_SESSIONS:
+                        sessions.append(Session(connection))
+                        waiting.register(connection, selectors.EVENT_READ, sessions[-1])
+                    continue
+                data = receive(key.fd)
                 if not data:
-                    waiting.unregister(key.fd)
+                    waiting.unregister(key.fileobj)
                 elif key.fd == out:
                     output.add(data)
-                elif len(stream) <= MAX_STREAM_BYTES:
-                    stream += data
+                else:
+                    kept = stream if key.data is None else key.data.stream
+                    if len(kept) <= MAX_STREAM_BYTES:
+                        kept += data
             now = time.monotonic()
             if child.poll() is not None:
                 ended_at = ended_at or now
-                if now - ended_at > DRAIN_S:
+                if now - ended_at > DRAIN_S or not has_pipes(waiting, listener):
                     break
             elif now > deadline:
                 timed_out = True
@@ -93,8 +123,33 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     exit_code = child.wait()
-    text = bytes(stream).decode("utf-8", "replace")
-    return {"exit": exit_code, "timed_out": timed_out, "stream": text, "output": output.text()}
+    return {
+        "exit": exit_code,
+        "timed_out": timed_out,
+        "stream": bytes(stream).decode("utf-8", "replace"),
+        "output": output.text(),
+        "sessions": [each.told() for each in sessions],
+    }
+
+
+def listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(8)
+    listener.setblocking(False)
+    return listener
+
+
+def receive(fd: int) -> bytes:
+    try:
+        return os.read(fd, 1 << 16)
+    except ConnectionError:  # a process that was killed
+        return b""
+
+
+def has_pipes(waiting: selectors.BaseSelector, listener: socket.socket | None) -> bool:
+    """Whether anybody can still say something."""
+    return any(key.fileobj is not listener for key in waiting.get_map().values())
 
 
 def main() -> None:

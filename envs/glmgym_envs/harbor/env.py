@@ -149,7 +149,7 @@ class HarborEnv(ToolEnv):
         await self._begin_stage()
         if harbor.config.environment.healthcheck is not None:
             await wait_until_healthy(box, harbor.config.environment.healthcheck, self._boxes.workdir)
-        self._before = await look(box, self._boxes.workdir)
+        self._before = await look(box, self._boxes.workdir, own.log)
         opening = await super().reset(task, box)
         return replace(opening, volatile=tuple(posixpath.join(self._boxes.workdir, path) for path in own.volatile))
 
@@ -176,9 +176,8 @@ class HarborEnv(ToolEnv):
             await self._end_stage(view)
         for place, ended in enumerate(self._ended):
             if ended.verdict is None and not ended.problem:
-                verdict = await self._attempt(
-                    ended.stage, grade_separate(self._boxes, ended.stage, ended.artifacts, view.open_box)
-                )
+                grading = grade_separate(self._boxes, ended.stage, ended.artifacts, view.open_box, self._before)
+                verdict = await self._attempt(ended.stage, grading)
                 self._ended[place] = verdict
         self._scratch.cleanup()
         return _combine(self._boxes.task.stages, self._ended, self._boxes.task.config.multi_step_reward_strategy)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from glmgym.errors import EnvFailure, ScorerFailure
 from glmgym.sandbox import BoxFileError, Sandbox
+from glmgym_envs.harbor.schema import Log
+from glmgym_envs.harbor.steering import Steering, keep_steering
 
 TIMEOUT_S = 30.0
 MAX_STARTER_BYTES = 64 << 20
@@ -29,6 +31,8 @@ def add(path):
 homes = {os.path.expanduser("~"), "/root", sys.argv[1]}
 places = set(sys.path) | set(site.getsitepackages()) | set(glob.glob("/usr/local/lib/python3*/*-packages"))
 places |= {place for home in homes for place in glob.glob(home + "/.local/lib/python3*/site-packages")}
+prefixes = glob.glob("/opt/*/") + glob.glob("/opt/*/envs/*/") + glob.glob("/opt/venv*/") + glob.glob("/venv/")
+places |= {place for prefix in prefixes for place in glob.glob(prefix + "lib/python3*/site-packages")}
 for place in places:
     for pattern in ("sitecustomize*", "usercustomize*"):
         for path in glob.glob(os.path.join(glob.escape(place), pattern)):
@@ -45,7 +49,10 @@ for place in places:
 for name in ROOT:
     add("/" + name)
 standard = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
-for folder in dict.fromkeys(os.environ.get("PATH", "").split(":") + standard):
+for prefix in prefixes:
+    for path in glob.glob(prefix + "etc/conda/activate.d/*") + [prefix + "bin/activate"]:
+        add(path)
+for folder in dict.fromkeys(os.environ.get("PATH", "").split(":") + standard + [each + "bin" for each in prefixes]):
     for name in PROGRAMS:
         add(os.path.join(folder, name))
 print(json.dumps(found))
@@ -59,22 +66,40 @@ class Before:
     python: str = ""
     loaded: Mapping[str, str] = field(default_factory=dict)  # sha256 by path of what would run by itself
     starters: Mapping[str, str] = field(default_factory=dict)  # of what a copy of the box is started with
+    steering: Steering | None = None  # of the repository of an imported task
 
 
-async def look(box: Sandbox, workdir: str) -> Before:
+async def look(box: Sandbox, workdir: str, log: Log | None = None) -> Before:
     """See ``Before``; to be called while the box can be trusted.
 
     Raises:
-        EnvFailure: the box's Python does not say what it loads.
+        EnvFailure: the box's Python does not say what it loads; or there is none, where a log is to be graded.
     """
     found = await box.run(["/bin/sh", "-c", 'p="$(command -v python3)" && readlink -f -- "$p" && echo "$p:$PATH"'])
+    if found.exit_code != 0 and log is not None:
+        raise EnvFailure(f"box {box.id} has no python3, which a task graded by its log needs in its image")
     if found.exit_code != 0:
         return Before()
     real, *names = found.text.replace("\n", ":").strip(":").split(":")
     python, places = names[0], [*names[1:], "/usr/local/sbin", "/usr/local/bin"]
     earlier = [f"{place}/python3" for place in dict.fromkeys(places) if f"{place}/python3" != python]
     watched = {path: await _content(box, path) for path in (real, "/etc/ld.so.preload", *earlier)}
-    return Before(python, await _loaded(box, python, workdir), watched)
+    steering = None
+    if log is not None and log.repository:
+        steering = await keep_steering(box, python, log.repository, log.restored, log.left)
+    return Before(python, await _loaded(box, python, workdir), watched, steering)
+
+
+async def python_of(box: Sandbox) -> str:
+    """The interpreter of a fresh box, by its absolute path.
+
+    Raises:
+        ScorerFailure: there is none.
+    """
+    found = await box.run(["/bin/sh", "-c", 'readlink -f -- "$(command -v python3)"'])
+    if found.exit_code != 0 or not found.text.startswith("/"):
+        raise ScorerFailure(f"grading box {box.id} has no python3, which a task graded by its log needs")
+    return found.text.strip()
 
 
 async def changed_starters(box: Sandbox, before: Before) -> tuple[str, ...]:

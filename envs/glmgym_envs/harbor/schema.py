@@ -205,6 +205,18 @@ class Solution(Settings):
     env: dict[str, str] = Field(default_factory=dict)
 
 
+class Log(Settings):
+    """``[metadata.glmgym.log]``, of an imported task: the grader itself reads the log of ``test.sh``.
+
+    The rule is ``tests/rule.json``; a reward that the test script writes counts nothing.
+    """
+
+    witness: bool = True  # pytest, started by the test command, reports beside the log; false for another runner
+    repository: str = ""  # where the tests run; what steers them there is put back before grading; "" for nothing
+    restored: tuple[str, ...] = ()  # test files that are put back as well, absolute or below the repository
+    left: tuple[Relative, ...] = ()  # files that would be put back, were it not that a solution may change them
+
+
 class Own(Settings):
     """``[metadata.glmgym]``: what the format has no key for."""
 
@@ -217,6 +229,7 @@ class Own(Settings):
     offline_shim: bool | None = None  # stand-ins for installers while grading; None: where test.sh needs them
     offline: bool = False  # a task that asks for the public network does without
     parser: str = ""  # of an imported task: the log format that its test.sh reads
+    log: Log | None = None
 
 
 class TaskConfig(Settings):

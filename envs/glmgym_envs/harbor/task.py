@@ -21,6 +21,7 @@ from glmgym_envs.harbor.schema import Agent, Artifact, Environment, Healthcheck,
 S = TypeVar("S", Agent, Verifier)
 
 TEST = "test.sh"
+RULE = "rule.json"  # of a task that is graded by its log
 VERIFIER_LOGS = b"/logs/verifier"
 _UNTAKEN = {  # by file, and why
     "environment/docker-compose.yaml": "services beside the task's own box cannot be given; write a Dockerfile",
@@ -234,6 +235,12 @@ def _check_whole(task: HarborTask) -> None:
             )
     if task.in_place and not any(_mentions(place, VERIFIER_LOGS) for stage in task.stages for place in stage.tests):
         raise ConfigError(f"{task.directory}: graded in place, but no test writes to {VERIFIER_LOGS.decode()}")
+    if own.log is not None and task.in_place:
+        raise ConfigError(
+            f"{file} [metadata.glmgym.log]: a task graded in place, in the policy's box, writes its reward itself"
+        )
+    if own.log is not None and not all(any((place / RULE).is_file() for place in each.tests) for each in task.stages):
+        raise ConfigError(f"{file} [metadata.glmgym.log]: there is no tests/{RULE} that says how the log is read")
     agent_user = config.agent.user or "root"
     for stage in task.stages:
         where = f"{file} {stage.name}".rstrip()

@@ -4,7 +4,9 @@ Three places. *Shared*: a fork of the policy's box, with its files and none of i
 that gets the collected artifacts and nothing else. *In place*: the policy's own box, for tasks that need what runs in
 it; the reward is then written to a place whose name was drawn after the policy was done, the tests are compared with
 their trusted copy afterwards, and every reward says where it comes from. Tests come into a box only after the policy
-is done with it; their exit code means nothing.
+is done with it; their exit code means nothing. An imported task's log is judged here, not in the box (``logged.py``).
+
+A box that was brought down while the tests ran is opened once more; if that one is, too, the policy did it.
 """
 
 from __future__ import annotations
@@ -13,17 +15,18 @@ import asyncio
 import shlex
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from glmgym.env import OpenBox, ScoreView
-from glmgym.errors import ScorerFailure
+from glmgym.errors import SandboxDead, ScorerFailure
 from glmgym.sandbox import BoxFileError, CommandResult, Sandbox, Shell
 from glmgym.trajectory import Reward
 from glmgym_envs.grading import GradingBox, Mode, modes
+from glmgym_envs.grading.modes import BroughtDown
 from glmgym_envs.grading.rewards import REWARD, read_rewards
 from glmgym_envs.grading.signs import signs
 from glmgym_envs.grading.trusted import random_name
@@ -31,7 +34,9 @@ from glmgym_envs.harbor import offline
 from glmgym_envs.harbor.artifacts import Collected, put
 from glmgym_envs.harbor.box import Boxes, resolve
 from glmgym_envs.harbor.health import wait_until_healthy
-from glmgym_envs.harbor.intruders import Before, changed_starters, take_out
+from glmgym_envs.harbor.intruders import Before, changed_starters, python_of, take_out
+from glmgym_envs.harbor.logged import judge_log
+from glmgym_envs.harbor.steering import put_back
 from glmgym_envs.harbor.task import TEST, Stage
 
 TESTS = "/tests"
@@ -40,6 +45,7 @@ REWARD_FILES = ("reward.json", "rewards.json", "reward.txt")
 MAX_REWARD_BYTES = 64 * 1024
 MAX_STDOUT_BYTES = 8 * 1024 * 1024
 LAST_CHARS = 2_000  # of the tests' output, in messages
+KILLED = 128 + 9  # the exit code of a shell that SIGKILL ended
 # Variables that make programs run something else; functions that bash exported end in the sh between.
 _SWAYING = (
     "BASH_ENV",
@@ -69,7 +75,7 @@ class Verdict:
             replace(each, value=0.0 if flags else each.value, reason="; ".join(filter(None, [each.reason, found])))
             for each in self.rewards
         ]
-        return replace(self, rewards=tuple(rewards), flags=tuple(flags))
+        return replace(self, rewards=tuple(rewards), flags=(*self.flags, *flags))
 
 
 class _Run(Protocol):
@@ -98,23 +104,37 @@ async def grade_shared(boxes: Boxes, stage: Stage, box: Sandbox, before: Before,
     may_change = boxes.task.own.changes_system
     if not may_change and (flags := await changed_starters(box, before)):
         return Verdict((Reward(REWARD, 0.0),)).judged(flags, ())
+    return await _once_more(lambda: _grade_copy(boxes, stage, box, before, view))
+
+
+async def _grade_copy(boxes: Boxes, stage: Stage, box: Sandbox, before: Before, view: ScoreView | None) -> Verdict:
+    may_change = boxes.task.own.changes_system
     async with _copy_of(box, boxes.workdir, before.python, view) as grading:
         await modes.empty(grading.box, TESTS)
         found: tuple[str, ...] = ()
-        flags = ()
+        flags: tuple[str, ...] = ()
         if before.python and not may_change:
             found, flags = await take_out(grading.box, boxes.workdir, before)
         if boxes.spec.network:
             await grading.box.set_network(boxes.verifier_network(stage))
-        run = _runner(boxes, stage, grading.box)
-        verdict = await _grade(boxes, stage, grading.box, stage.tests, modes.VERIFIER, run)
+        if before.steering is not None:
+            found = (*found, *await put_back(grading.box, before.python, before.steering))
+        verdict = await _verdict(boxes, stage, grading.box, before.python)
     if may_change:
         return verdict.judged((), (*grading.flags, *grading.notes))
     return verdict.judged((*flags, *grading.flags), (*found, *grading.notes))
 
 
-async def grade_separate(boxes: Boxes, stage: Stage, artifacts: Sequence[Collected], open_box: OpenBox) -> Verdict:
+async def grade_separate(
+    boxes: Boxes, stage: Stage, artifacts: Sequence[Collected], open_box: OpenBox, before: Before
+) -> Verdict:
     """In a fresh box that holds the artifacts."""
+    return await _once_more(lambda: _grade_apart(boxes, stage, artifacts, open_box, before))
+
+
+async def _grade_apart(
+    boxes: Boxes, stage: Stage, artifacts: Sequence[Collected], open_box: OpenBox, before: Before
+) -> Verdict:
     box = await open_box(boxes.grading[stage.name][0])
     try:
         await put(box, artifacts)
@@ -123,10 +143,14 @@ async def grade_separate(boxes: Boxes, stage: Stage, artifacts: Sequence[Collect
             await wait_until_healthy(box, own.healthcheck, boxes.grading_workdir(stage))
         for place in (modes.VERIFIER, TESTS):
             await modes.empty(box, place)
-        verdict = await _grade(boxes, stage, box, stage.tests, modes.VERIFIER, _runner(boxes, stage, box))
+        found: tuple[str, ...] = ()
+        python = await python_of(box) if boxes.task.own.log is not None else ""
+        if before.steering is not None:
+            found = await put_back(box, python, before.steering)
+        verdict = await _verdict(boxes, stage, box, python)
     finally:
         await box.close()
-    return verdict.judged((), [note for each in artifacts for note in each.notes])
+    return verdict.judged((), [*found, *(note for each in artifacts for note in each.notes)])
 
 
 async def grade_in_place(boxes: Boxes, stage: Stage, box: Sandbox, python: str, shell: Shell) -> Verdict:
@@ -162,11 +186,46 @@ def weighed(rewards: Sequence[Reward]) -> tuple[Reward, ...]:
     return tuple(replace(reward, weight=1 / len(rewards)) for reward in rewards)
 
 
-async def _grade(boxes: Boxes, stage: Stage, box: Sandbox, tests: Sequence[Path], logs: str, run: _Run) -> Verdict:
+async def _once_more(grade: Callable[[], Awaitable[Verdict]]) -> Verdict:
+    """Grade; again if the box was brought down while the tests ran, which may have had another cause."""
+    try:
+        return await grade()
+    except BroughtDown:
+        pass
+    try:
+        return await grade()
+    except BroughtDown as again:
+        return Verdict((Reward(REWARD, 0.0),)).judged((f"two grading boxes were brought down: {again}",), ())
+
+
+async def _verdict(boxes: Boxes, stage: Stage, box: Sandbox, python: str) -> Verdict:
+    """What the tests say in a box of their own: by their log where the task has a rule, or by the reward they wrote."""
+    if boxes.task.own.log is None:
+        return await _grade(boxes, stage, box, stage.tests, modes.VERIFIER, _runner(boxes, stage, box))
+    await _put_tests(boxes, stage, box, stage.tests)
+    try:
+        value, reason, flags, log = await judge_log(boxes, stage, box, python, _environment(boxes, stage))
+    except SandboxDead as dead:
+        raise BroughtDown(f"{boxes.task.id}: {dead}") from dead
+    return Verdict((Reward(REWARD, value, reason=reason),), log).judged(flags, ())
+
+
+async def _put_tests(boxes: Boxes, stage: Stage, box: Sandbox, tests: Sequence[Path]) -> None:
     for place in tests:
         await box.put_tree(place, TESTS)
     if offline.wanted(boxes.task.own, boxes.verifier_network(stage), stage.tests):
         await offline.put(box)
+
+
+async def _grade(boxes: Boxes, stage: Stage, box: Sandbox, tests: Sequence[Path], logs: str, run: _Run) -> Verdict:
+    await _put_tests(boxes, stage, box, tests)
+    try:
+        return await _read(boxes, stage, box, logs, run)
+    except SandboxDead as dead:
+        raise BroughtDown(f"{boxes.task.id}: {dead}") from dead
+
+
+async def _read(boxes: Boxes, stage: Stage, box: Sandbox, logs: str, run: _Run) -> Verdict:
     timeout_s = stage.verifier.timeout_sec
     script = f"chmod +x {TESTS}/{TEST}; {TESTS}/{TEST} > {logs}/{STDOUT} 2>&1"
     result = await run(script, timeout_s)
@@ -180,7 +239,8 @@ async def _grade(boxes: Boxes, stage: Stage, box: Sandbox, tests: Sequence[Path]
     try:
         return Verdict(weighed(read_rewards(await _reward_files(box, logs))), stdout)
     except ScorerFailure as failure:
-        raise ScorerFailure(f"{boxes.task.id}: {failure}{tail}") from failure
+        kind = BroughtDown if result.exit_code == KILLED else ScorerFailure
+        raise kind(f"{boxes.task.id}: {failure}{tail}") from failure
 
 
 def _runner(boxes: Boxes, stage: Stage, box: Sandbox) -> _Run:

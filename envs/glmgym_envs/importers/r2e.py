@@ -68,7 +68,7 @@ def _write(row: Row, out: Path, image: str, repositories: Path | None) -> Path:
         draft = Draft(
             f"{name}.{new[:12]}",
             row.text("problem_statement") + "\n",
-            _config(name, home),
+            _config(name, home, repositories is None),
             {
                 **home.files,
                 **{f"tests/{TESTS}/{file}": code for file, code in tests.items()},
@@ -81,11 +81,12 @@ def _write(row: Row, out: Path, image: str, repositories: Path | None) -> Path:
         return write_draft(draft, out, where=row.where)
 
 
-def _config(name: str, home: Home) -> dict[str, Any]:
+def _config(name: str, home: Home, in_image: bool) -> dict[str, Any]:
+    log = {"witness": True, "repository": WORKDIR, "restored": ["/root/run_tests.sh"] if in_image else []}
     return {
         "schema_version": "1.4",
         "source": "r2e-gym",
-        "metadata": {"category": "software-engineering", "repo": name, "glmgym": dict(home.own)},
+        "metadata": {"category": "software-engineering", "repo": name, "glmgym": {**home.own, "log": log}},
         "verifier": {"timeout_sec": TESTS_TIMEOUT_S},
         "environment": dict(home.environment),
     }

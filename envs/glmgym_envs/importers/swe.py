@@ -7,22 +7,24 @@ files of its test patch.
 
 from __future__ import annotations
 
+import re
 import shlex
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glmgym.errors import did_you_mean
 from glmgym_envs.importers.directories import HEADING, VERDICT, Draft, graded_by, write_draft
-from glmgym_envs.importers.patches import APPLY, touched
+from glmgym_envs.importers.patches import APPLY, Touched, touched
 from glmgym_envs.importers.repositories import WORKDIR, Home, home_in_files, home_in_image
 from glmgym_envs.importers.rows import Row, read_rows
 from glmgym_envs.importers.verdicts import END, EXIT_CODE, PARSERS, START
 
 TESTS_TIMEOUT_S = 1800.0  # the harness's own
 _NO_TESTS = (".json", ".png", ".csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
+_STEERING = ("conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")  # what a test run is steered by
 _PARSER_NAMES = {  # of the harness, by what it calls them
     "parse_log_pytest": "pytest",
     "parse_log_pytest_v2": "pytest-v2",
@@ -35,6 +37,8 @@ _PARSER_NAMES = {  # of the harness, by what it calls them
     "parse_log_scikit": "pytest-v2",
     "parse_log_sphinx": "tox",
 }
+_PYTEST_CALL = re.compile(r"\b(pytest|py\.test)\b")
+_XDIST = re.compile(r"(?<!\S)(-n(\s|=|\d)|--numprocesses)")
 _EVAL_TYPES = ("pass_and_fail", "fail_only")
 
 
@@ -125,18 +129,19 @@ def _import(
         with tempfile.TemporaryDirectory() as scratch:
             home = _home(row, repo, row.text("base_commit"), default_image(row), image, repositories, Path(scratch))
             reset = [f"rm -rf -- {shlex.quote(path)}" for path in found.new]
-            reset += [f'git checkout "{home.base}" -- {" ".join(map(shlex.quote, found.old))}'] if found.old else []
+            reset += [_from_base(home, found.old)] if found.old else []
+            gold = row.text("patch")
             paths.append(
                 write_draft(
                     Draft(
                         row.text("instance_id"),
                         row.text("problem_statement") + "\n",
-                        _config(row, format, repo, home),
+                        _config(row, format, repo, home, _log(suite, command, found.old, gold)),
                         {
                             **home.files,
                             **_tests(row, suite, command, reset, patches=("test.patch",)),
                             "tests/test.patch": whole(test_patch),
-                            **solution(row.text("patch")),
+                            **solution(gold),
                         },
                         home.trees,
                     ),
@@ -161,11 +166,11 @@ def _write_smith(row: Row, out: Path, *, image: str, repositories: Path | None) 
         default = row.text("image_name", default=image or None) if repositories is None else ""
         home = _home(row, repo, commit, default, image, repositories, Path(scratch), bug=bug)
         # The tests of the base commit win over what the policy made of them.
-        reset = [f'git checkout "{home.base}" -- {" ".join(map(shlex.quote, tests))}']
+        reset = [_from_base(home, tests)]
         draft = Draft(
             id,
             row.text("problem_statement") + "\n",
-            _config(row, "swe-smith", repo, home),
+            _config(row, "swe-smith", repo, home, _log(suite, command, tests, bug)),
             {**home.files, **_tests(row, suite, command, reset), **solution(bug, reverse=True)},
             home.trees,
         )
@@ -226,12 +231,39 @@ def _command(row: Row, suite: Suite, tests: Iterable[str]) -> str:
     return " ".join([suite.command, *(shlex.quote(suite.name_test(name)) for name in names)])
 
 
-def _config(row: Row, format: str, repo: str, home: Home) -> dict[str, Any]:
+def _from_base(home: Home, paths: Sequence[str]) -> str:
+    """A line that puts files back as they were, unless the grader did so already without asking the policy's git."""
+    names = " ".join(map(shlex.quote, paths))
+    return f'[ -n "${{GLMGYM_RESTORED:-}}" ] || git checkout "{home.base}" -- {names}'
+
+
+def _log(suite: Suite, command: str, tests: Sequence[str], gold: str) -> dict[str, Any]:
+    """``[metadata.glmgym.log]``. ``gold`` is the solution's diff, or its reverse."""
+    try:
+        changed = touched(gold)
+    except ValueError:  # a binary file or an odd name in it, which git may well apply
+        changed = Touched((), ())
+    left = [path for path in (*changed.old, *changed.new) if path.rpartition("/")[2] in _STEERING]
+    return {
+        "witness": is_witnessed(suite.parser, command),
+        "repository": WORKDIR,
+        "restored": list(tests),
+        **({"left": left} if left else {}),
+    }
+
+
+def is_witnessed(parser: str, command: str) -> bool:
+    """Whether pytest runs the tests where a witness is heard: tox hands no variables on, xdist no events."""
+    is_pytest = parser in ("pytest", "pytest-v2", "pytest-options")
+    return is_pytest and bool(_PYTEST_CALL.search(command)) and not _XDIST.search(command)
+
+
+def _config(row: Row, format: str, repo: str, home: Home, log: Mapping[str, Any]) -> dict[str, Any]:
     facts = {"repo": repo, **({"difficulty": row.text("difficulty")} if row.data.get("difficulty") else {})}
     return {
         "schema_version": "1.4",
         "source": format,
-        "metadata": {"category": "software-engineering", **facts, "glmgym": dict(home.own)},
+        "metadata": {"category": "software-engineering", **facts, "glmgym": {**home.own, "log": log}},
         "verifier": {"timeout_sec": TESTS_TIMEOUT_S},
         "environment": dict(home.environment),
     }
@@ -250,6 +282,7 @@ def _tests(row: Row, suite: Suite, command: str, reset: list[str], *, patches: t
         "fail_to_pass": fail_to_pass,
         "pass_to_pass": row.names("PASS_TO_PASS"),
         "eval_type": eval_type,
+        **({} if is_witnessed(suite.parser, command) else {"strict": True}),
     }
     applied = [f"bash /tests/apply.sh {WORKDIR} /tests/{patch} || echo '>>>>> Patch Apply Failed'" for patch in patches]
     return {

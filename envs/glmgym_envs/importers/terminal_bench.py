@@ -19,6 +19,7 @@ from pydantic import Field
 from glmgym.errors import ConfigError, did_you_mean
 from glmgym.settings import Settings, parse_settings
 from glmgym_envs.importers.directories import HEADING, VERDICT, Draft, graded_by, write_draft
+from glmgym_envs.importers.swe import is_witnessed
 from glmgym_envs.importers.verdicts import PARSERS
 
 TASK = "task.yaml"
@@ -100,7 +101,12 @@ def _write(source: Path, out: Path, image: str) -> Path:
     env, workdir = _variables(service), str(service.get("working_dir") or _workdir(source / "Dockerfile"))
     # These tests install their tools when they run, and a box has no network to do it by.
     own: dict[str, Any] = {"parser": task.parser_name, "offline_shim": True}
-    own |= {"tests_in_agent_shell": True} if task.run_tests_in_same_shell else {}
+    witness = is_witnessed(task.parser_name, _text(run_tests))
+    if task.run_tests_in_same_shell:
+        own["tests_in_agent_shell"] = True
+    else:
+        own["log"] = {"witness": witness}
+    strict = {} if witness and "log" in own else {"strict": True}
     environment: dict[str, Any] = {"env": env, "workdir": workdir}
     with tempfile.TemporaryDirectory() as scratch:
         trees = _trees(source, Path(scratch), files="environment/files" if image else "environment")
@@ -118,7 +124,7 @@ def _write(source: Path, out: Path, image: str) -> Path:
             {
                 "tests/run-tests.sh": _text(run_tests),
                 "tests/test.sh": f"{HEADING}{_RUN}{VERDICT}",
-                **graded_by({"rule": "all-passed", "parser": task.parser_name}),
+                **graded_by({"rule": "all-passed", "parser": task.parser_name, **strict}),
                 "solution/solve.sh": _solution(source),
             },
             trees,

@@ -3,7 +3,8 @@
 Owns the log formats of imported tasks and nothing else. This file is also copied into the tests of every imported task
 and run there, by whatever Python 3.7 or later the image has: it imports the standard library alone.
 
-A log is text that code under test can write to, so these parsers serve imported formats only.
+A log is text that code under test can write to. A rule may be ``strict``: then what does not fit together in the log is
+a *flag*, and a flagged log is worth 0. A log that was forged well is not found here; see docs/grading.md.
 The rules are those of the SWE-bench harness (swebench 5.0.2) and of R2E-Gym, from their published behaviour.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ def grade_swe_bench(
     fail_to_pass: Sequence[str],
     pass_to_pass: Sequence[str],
     eval_type: str = "pass_and_fail",
+    strict: bool = False,
 ) -> dict[str, Any]:
     """The verdict on a whole evaluation log, with ``reward`` 1.0 iff it is ``FULL``. A bad marker is ``NO``.
 
@@ -120,16 +122,20 @@ def grade_swe_bench(
     """
     bad = [marker for marker in BAD_MARKERS if marker in log]
     if bad:
-        return {"reward": 0.0, "resolution": "NO", "reason": bad[0]}
+        return {"reward": 0.0, "resolution": "NO", "reason": bad[0], "flags": []}
     output = test_output(log)
     statuses = status_map(output, parser)
     if not statuses and not ran(output):
         raise Unparsable("no test is in the log, and nothing shows that a test runner was at work")
     found = verdict(statuses, fail_to_pass, pass_to_pass, eval_type)
-    return {"reward": float(found["resolution"] == "FULL"), **found}
+    codes = re.findall("^" + re.escape(EXIT_CODE) + r"(\d+)$", log[log.rfind(END) :], re.MULTILINE)
+    flags = suspicions(output, parser, int(codes[-1]) if codes else None) if strict else []
+    repeated = [mark for mark in (START, END) if log.split("\n").count(mark) > 1] if strict else []
+    flags += [f"the log has the line {mark!r} more than once" for mark in repeated]
+    return {"reward": float(found["resolution"] == "FULL" and not flags), **found, "flags": flags}
 
 
-def grade_all_passed(log: str, parser: str) -> dict[str, Any]:
+def grade_all_passed(log: str, parser: str, strict: bool = False) -> dict[str, Any]:
     """Terminal-bench's rule: 1.0 iff there are tests and every one is PASSED.
 
     Raises:
@@ -139,10 +145,12 @@ def grade_all_passed(log: str, parser: str) -> dict[str, Any]:
     if not statuses and not ran(log):
         raise Unparsable("no test is in the log, and nothing shows that a test runner was at work")
     failed = sorted(id for id, status in statuses.items() if status != "PASSED")
-    return {"reward": float(bool(statuses) and not failed), "tests": len(statuses), "failed": failed}
+    flags = suspicions(log, parser) if strict else []
+    solved = bool(statuses) and not failed and not flags
+    return {"reward": float(solved), "tests": len(statuses), "failed": failed, "flags": flags}
 
 
-def grade_expected(log: str, expected: Mapping[str, str]) -> dict[str, Any]:
+def grade_expected(log: str, expected: Mapping[str, str], strict: bool = False) -> dict[str, Any]:
     """R2E-Gym's rule: 1.0 iff the run has as many tests as expected and each has the expected status, FAILED ones too.
 
     Raises:
@@ -153,7 +161,70 @@ def grade_expected(log: str, expected: Mapping[str, str]) -> dict[str, Any]:
         raise Unparsable("no test is in the log, and nothing shows that a test runner was at work")
     wanted = {_before_message(_plain(id)): status for id, status in expected.items()}
     differ = sorted(id for id in wanted.keys() | statuses.keys() if wanted.get(id) != statuses.get(id))
-    return {"reward": float(not differ), "tests": len(statuses), "differ": differ}
+    flags = suspicions(log, "r2e") if strict else []
+    return {"reward": float(not differ and not flags), "tests": len(statuses), "differ": differ, "flags": flags}
+
+
+def suspicions(output: str, parser: str, exit_code: int | None = None) -> list[str]:
+    """What in a run's output does not fit together, as when something else than the runner wrote into it.
+
+    The runner ends with a summary: without one, no pass is believed, nor one that stands after it. There are not more
+    passes than it counts. No test has two results that exclude each other; of unittest's, none has two passes. Where
+    there is one summary, it and the exit code, if that is known, agree.
+    """
+    lines = _plain(output).split("\n")
+    is_unittest = parser in ("unittest", "django")
+    ends = [number for number, line in enumerate(lines) if (_UNITTEST_END if is_unittest else _PYTEST_END).match(line)]
+    results = list(_results(lines, parser))
+    passed = {id for _, id, status in results if status == "PASSED"}
+    flags = []
+    if passed and not ends:
+        flags.append("tests passed in a run that has no summary of its runner's")
+    elif any(number > ends[-1] and status == "PASSED" for number, _, status in results):
+        flags.append("a test passed after the runner's own summary")
+    counted = sum(_counted(lines[number], is_unittest) for number in ends)
+    if ends and len(passed) > counted:
+        flags.append(f"{len(passed)} tests passed where the runner counted {counted}")
+    bad = {id for _, id, status in results if status in ("FAILED", "ERROR")}
+    # A test of pytest's that passed may break afterwards, while it is taken down.
+    broken = {id for _, id, status in results if status == "ERROR"} if not is_unittest else set()
+    flags += [f"{id} both passed and failed" for id in sorted(passed & bad - broken)[:3]]
+    if is_unittest:
+        passes = [id for _, id, status in results if status == "PASSED"]
+        flags += [f"{id} passed twice" for id in sorted(passed) if passes.count(id) > 1][:3]
+    if exit_code is not None and len(ends) == 1 and not flags:
+        says_failed = bool(bad) or re.search(r"\b(failed|errors?)\b", _verdict_of(lines, ends[0]), re.IGNORECASE)
+        if says_failed and exit_code == 0:
+            flags.append("the run left with 0 though a test failed")
+        elif is_unittest and not says_failed and exit_code != 0:
+            flags.append(f"the run left with {exit_code} though no test failed")
+    return flags
+
+
+def _results(lines: Sequence[str], parser: str) -> Iterator[tuple[int, str, str]]:
+    """Line, test and status of what names an exact test."""
+    for number, line in enumerate(lines):
+        if parser in ("unittest", "django"):
+            match = re.fullmatch(r"(?P<test>\w+ \([\w.]+\)) \.\.\. (?P<said>.*)", line.strip())
+            found = {match["test"]: _unittest_result(match["said"])} if match else {}
+        else:
+            found = PARSERS["pytest" if parser == "r2e" else parser](line)
+        for id, status in found.items():
+            if status:
+                yield number, id, status
+
+
+def _counted(line: str, is_unittest: bool) -> int:
+    return sum(int(count) for count in re.findall(r"Ran (\d+)" if is_unittest else r"(\d+) (?:x?passed|error)", line))
+
+
+def _verdict_of(lines: Sequence[str], end: int) -> str:
+    """pytest's last line itself, or what unittest says below it."""
+    return lines[end] if not lines[end].startswith("Ran ") else "\n".join(lines[end + 1 : end + 3])
+
+
+_UNITTEST_END = re.compile(r"Ran \d+ tests? in ")
+_PYTEST_END = re.compile(r"(?:[\w.-]+: )?=* ?(?:no tests ran|\d+ [a-z]+\b).* in [\d.]+s(?:econds)?\b")
 
 
 def _find(statuses: Mapping[str, str], id: str) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from glmgym.sandbox import Sandbox, SandboxProvider
 from glmgym.trajectory import Reward
 from glmgym_envs.grading import (
     Artifact,
+    GradingBox,
     PytestOutcome,
     TrustedTests,
     digest,
@@ -52,17 +54,17 @@ async def grade_tree(view: ScoreView, record: SweRecord, stored: Stored) -> tupl
         ScorerFailure: the box cannot run tests, so that nothing can be said about the policy.
     """
     artifact = Artifact(REPO, exclude=("./.git",))
-    async with separate(view, [artifact], home=REPO, max_bytes=MAX_TREE_BYTES) as grading:
-        await furnish(grading.box, None, await asyncio.to_thread(stored.dep_tars, record))
-        outcome = await run_hidden(grading.box, record, stored)
-    flags, notes = (*grading.flags, *outcome.flags), (*grading.notes, *outcome.notes)
-    return grade_f2p_p2p(replace(outcome, flags=flags, notes=notes), record.f2p, record.p2p)
+    tars = await asyncio.to_thread(stored.dep_tars, record)
+    prepare = functools.partial(furnish, repo=None, deps=tars)
+    async with separate(view, [artifact], home=REPO, max_bytes=MAX_TREE_BYTES, prepare=prepare) as grading:
+        outcome = await run_hidden(grading, record, stored)
+    return grade_f2p_p2p(outcome, record.f2p, record.p2p)
 
 
-async def run_hidden(box: Sandbox, record: SweRecord, stored: Stored) -> PytestOutcome:
+async def run_hidden(place: Sandbox | GradingBox, record: SweRecord, stored: Stored) -> PytestOutcome:
     """Run the hidden tests on what lies in a box."""
     trusted = await asyncio.to_thread(_trusted, record, stored)
-    return await run_pytest(box, trusted, timeout_s=TESTS_S, import_paths=import_paths(record.roots))
+    return await run_pytest(place, trusted, timeout_s=TESTS_S, import_paths=import_paths(record.roots))
 
 
 def is_test_file(path: str) -> bool:
