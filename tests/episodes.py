@@ -50,6 +50,19 @@ class Echo(ToolEnv):
         return (Reward("done", float(view.answer == "done")),)
 
 
+class Counting(Echo):
+    """Every answer of the tool is another one."""
+
+    async def step(self, reply: Message) -> Step:
+        step = await super().step(reply)
+        return step if step.terminated else Step((Message("tool", answer(self.steps)),))
+
+
+def answer(n: int) -> str:
+    """What the tool of a ``Counting`` says for the n-th time, n < 10."""
+    return f"nothing {'abcdefghij'[n]}"
+
+
 class Numbered:
     """Tasks 0 to 999 of each split; even ones of family "even", odd ones of family "odd"."""
 

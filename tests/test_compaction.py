@@ -16,8 +16,10 @@ from episodes import (
     LOOK,
     THINKING,
     TOKENIZER,
+    Counting,
     Echo,
     NotedEngine,
+    answer,
     assert_all_tokens_are_accounted_for,
     play,
     spec_of,
@@ -148,18 +150,6 @@ def resumed(summary: Sequence[int], *pairs: Sequence[int]) -> list[int]:
     """The prompt after a compaction that keeps the task."""
     before, after = CHAT.opening_around("{summary}", [user("task 0"), user("So far: {summary}")], [Echo.tools[0].spec])
     return [*before, *summary, *after, *(i for pair in pairs for i in pair)]
-
-
-class Counting(Echo):
-    """Every answer of the tool is another one."""
-
-    async def step(self, reply: Message) -> Step:
-        step = await super().step(reply)
-        return step if step.terminated else Step((Message("tool", answer(self.steps)),))
-
-
-def answer(n: int) -> str:
-    return f"nothing {'abcdefghij'[n]}"
 
 
 PAIR = [*LOOK, *REPLY]

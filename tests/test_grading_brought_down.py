@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
+from cheating_agents import FORK_BOMB
 from harbor_tasks import play_task, shell, write_task
 
 from glmgym.env import ScoreView, Task
@@ -19,16 +20,6 @@ pytestmark = pytest.mark.bubblewrap
 SPEC = BoxSpec(image="base", user="root", writable_root=True, limits=Limits(pids=64, disk_mb=300))
 TRUSTED = TrustedTests({"test_m.py": b"import m\n\n\ndef test_m():\n    assert m.answer() == 42\n"}, "/work")
 GOOD = b"def answer():\n    return 42\n"
-BOMB = b"""import os, time
-
-until = time.monotonic() + 60
-while time.monotonic() < until:
-    try:
-        if os.fork() == 0:
-            os.setsid()
-    except OSError:
-        time.sleep(0.01)
-"""
 MODES: dict[str, Callable[[ScoreView], AbstractAsyncContextManager[GradingBox]]] = {
     "separate": lambda view: separate(view, [Artifact("/work")]),
     "shared": shared,
@@ -57,7 +48,7 @@ async def test_a_fork_bomb_is_a_flagged_zero(mode: str, provider: SandboxProvide
         opened.append(await provider.open(spec or SPEC))
         return opened[-1]
 
-    box = await _with(provider, BOMB)
+    box = await _with(provider, FORK_BOMB.encode())
     async with MODES[mode](ScoreView(Task("t"), (), box, open_box)) as place:
         outcome = await run_pytest(place, TRUSTED, timeout_s=2)
     assert outcome.statuses == {}
@@ -67,7 +58,7 @@ async def test_a_fork_bomb_is_a_flagged_zero(mode: str, provider: SandboxProvide
 
 
 async def test_a_box_brought_down_once_is_nobodys_fault(provider: SandboxProvider) -> None:
-    place = GradingBox(await _with(provider, BOMB), Mode.SEPARATE, again=lambda: _with(provider, GOOD))
+    place = GradingBox(await _with(provider, FORK_BOMB.encode()), Mode.SEPARATE, again=lambda: _with(provider, GOOD))
     outcome = await run_pytest(place, TRUSTED, timeout_s=2)
     assert (outcome.statuses, outcome.flags) == ({"test_m.py::test_m": "PASSED"}, ())
 
@@ -82,7 +73,7 @@ async def test_what_a_task_puts_into_its_grading_boxes_is_in_each(provider: Sand
     async def open_box(spec: BoxSpec | None = None) -> Sandbox:
         return await provider.open(spec or SPEC)
 
-    box = await _with(provider, b"import dependency\n" + BOMB)
+    box = await _with(provider, b"import dependency\n" + FORK_BOMB.encode())
     async with separate(ScoreView(Task("t"), (), box, open_box), [Artifact("/work")], prepare=prepare) as place:
         outcome = await run_pytest(place, TRUSTED, timeout_s=2)
     assert any("two grading boxes were brought down" in flag for flag in outcome.flags)
@@ -105,19 +96,21 @@ async def test_a_box_that_is_dead_before_the_tests_start_is_a_failure(provider: 
 
 async def test_where_there_is_no_other_box_a_dead_one_is_a_failure(provider: SandboxProvider) -> None:
     with pytest.raises(SandboxDead):
-        await run_pytest(await _with(provider, BOMB), TRUSTED, timeout_s=2)
+        await run_pytest(await _with(provider, FORK_BOMB.encode()), TRUSTED, timeout_s=2)
 
 
 async def test_a_second_box_that_can_run_no_tests_is_a_failure(provider: SandboxProvider) -> None:
     """Its control runs before the policy's code comes to it, so it says nothing about the policy."""
 
     async def broken() -> Sandbox:
-        box = await _with(provider, BOMB)
+        box = await _with(provider, FORK_BOMB.encode())
         await box.run(["/bin/rm", "-rf", "/usr/lib/python3/dist-packages/_pytest"])
         return box
 
     with pytest.raises(ScorerFailure, match="cannot run a test that has nothing to do"):
-        await run_pytest(GradingBox(await _with(provider, BOMB), Mode.SEPARATE, again=broken), TRUSTED, timeout_s=2)
+        await run_pytest(
+            GradingBox(await _with(provider, FORK_BOMB.encode()), Mode.SEPARATE, again=broken), TRUSTED, timeout_s=2
+        )
 
 
 @pytest.mark.parametrize("deed", ["kill -9 -1", "kill -9 $PPID; sleep 1"])

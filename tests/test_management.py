@@ -19,8 +19,10 @@ from episodes import (
     DONE,
     LOOK,
     TOKENIZER,
+    Counting,
     Echo,
     NotedEngine,
+    answer,
     assert_all_tokens_are_accounted_for,
     look,
     play,
@@ -61,18 +63,6 @@ VOCABULARY = Vocabulary(
 )
 PROMPT = CHAT.opening([user("task 0")], [look.spec])
 ROOMY = Budget(max_sampled_tokens=100_000)
-
-
-class Counting(Echo):
-    """Every answer of the tool is another one."""
-
-    async def step(self, reply: Message) -> Step:
-        step = await super().step(reply)
-        return step if step.terminated else Step((Message("tool", answer(self.steps)),))
-
-
-def answer(n: int) -> str:
-    return f"nothing {'abcdefghij'[n]}"
 
 
 def round_of(text: str) -> list[int]:
