@@ -11,6 +11,7 @@ from html import escape
 
 _WIDTH = 560
 _ROW = 26
+_NAMES = 160  # to the left of a scale, for names of 22 letters
 _LINE = 15  # between two labels, so that neither touches the other
 _TICK = 34  # between two names below an axis
 
@@ -23,7 +24,7 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float, str]]) -> str:
     """
     finite = [value for _, mean, low, high, _ in rows for value in (mean, low, high) if math.isfinite(value)]
     least, most = min([0.0, *finite]), max([1.0, *finite])
-    left, right = 130, 150
+    left, right = _NAMES, 150
     span = _WIDTH - left - right
 
     def x(value: float) -> float:
@@ -38,7 +39,7 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float, str]]) -> str:
         parts.append(_text(x(value), height - 6, f"{value:.2g}", "tick", "middle"))
     for i, (name, mean, low, high, note) in enumerate(rows):
         y = _ROW * i + _ROW / 2 + 4
-        parts.append(_text(left - 10, y + 4, _short(name, 18), "label", "end"))
+        parts.append(_text(left - 10, y + 4, _short(name, 22), "label", "end"))
         if math.isfinite(mean):
             title = f"<title>{escape(name)}: {mean:.3f}, 95 % {low:.3f} to {high:.3f}</title>"
             bar = _rect("range", x(low), y - 4, max(1.0, x(high) - x(low)), 8, 4)
@@ -150,11 +151,11 @@ def histogram(values: Sequence[float], unit: str, *, bins: int = 16) -> str:
 def bar_chart(counts: Mapping[str, int], kind: str) -> str:
     """A bar per name, longest first; ``kind`` is a class of the page's."""
     rows = sorted(counts.items(), key=lambda item: -item[1])
-    most, left, right = max((count for _, count in rows), default=1), 130, 60
+    most, left, right = max((count for _, count in rows), default=1), _NAMES, 60
     parts: list[str] = []
     for i, (name, count) in enumerate(rows):
         y, long = _ROW * i + 5, (_WIDTH - left - right) * count / most
-        parts.append(_text(left - 10, y + 13, _short(name, 18), "label", "end"))
+        parts.append(_text(left - 10, y + 13, _short(name, 22), "label", "end"))
         parts.append(_rect(kind, left, y, max(2.0, long), _ROW - 10, 3))
         parts.append(_text(left + long + 8, y + 13, str(count), "value", "start"))
     return _svg(_ROW * len(rows) + 6, parts, "counts")

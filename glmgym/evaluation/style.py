@@ -13,9 +13,10 @@ h2{font-size:16px;margin:0 0 10px}
 .unfinished{color:var(--amber)!important;font-weight:600}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(116px,1fr));gap:12px}
 .card,figure,section{background:var(--card);border:1px solid var(--line);border-radius:12px}
-.card{padding:12px 16px;font-size:13px;color:var(--soft)}.card.main{grid-column:span 2}
+.card{padding:12px 14px;font-size:13px;color:var(--soft)}.card.main{grid-column:span 2}
 .card .name{text-transform:uppercase;letter-spacing:.06em;font-size:11px}
-.card .big{font-size:27px;font-weight:650;color:var(--ink);line-height:1.25;font-variant-numeric:tabular-nums}
+.card .big{font-size:24px;white-space:nowrap;font-weight:650;color:var(--ink);
+line-height:1.25;font-variant-numeric:tabular-nums}
 .card.main .big{color:var(--blue)}.card.bad .big{color:var(--red)}.card.warn .big{color:var(--amber)}
 .grid{columns:2 420px;column-gap:16px;margin-bottom:16px}
 figure{margin:0 0 16px;padding:16px;break-inside:avoid}figure p{margin:8px 0 0;font-size:12.5px;color:var(--soft)}
