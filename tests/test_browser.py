@@ -309,6 +309,27 @@ async def test_contexts_are_bounded_and_a_freed_one_is_used_again() -> None:
         await browser.call(browser.stop())
 
 
+async def test_what_breaks_after_nobody_waits_any_more_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
+    """An interrupted episode's work may end with an error of playwright's, its page being gone."""
+    started, loop = asyncio.Event(), asyncio.get_running_loop()
+    browser = chromium()
+
+    async def work() -> None:
+        loop.call_soon_threadsafe(started.set)
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            raise RuntimeError("no such page") from None
+
+    waiting = asyncio.create_task(browser.call(work()))
+    await started.wait()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await browser.call(asyncio.sleep(0.05))
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 def test_a_missing_browser_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))

@@ -176,6 +176,14 @@ class _BrowserLoop(asyncio.SelectorEventLoop):
         return self.child.get_returncode() == -signal.SIGINT
 
 
+async def _quiet(work: Coroutine[Any, Any, R]) -> R:
+    """``work`` as a task that asyncio does not report when its exception finds nobody waiting."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await work
+
+
 class Chromium:
     """The one browser of a process. Everything but ``call`` and ``submit`` runs on its own loop."""
 
@@ -191,8 +199,11 @@ class Chromium:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
-        """Run ``work`` on the browser's loop; from a thread without a loop, ``.result()`` waits for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run ``work`` on the browser's loop; from a thread without a loop, ``.result()`` waits for it.
+
+        What it raises after nobody waits for it any more, as in an interrupted episode whose page goes, is nobody's.
+        """
+        return asyncio.run_coroutine_threadsafe(_quiet(work), self._loop)
 
     async def call(self, work: Coroutine[Any, Any, R]) -> R:
         """Run ``work`` on the browser's loop and wait for it on the caller's; cancelling the wait cancels the work."""
