@@ -58,6 +58,12 @@ class Site(BrowserEnv):
         step = await self.step(assistant("", ToolCall("call_0", name, arguments)))
         return step.observation[0].content
 
+    def id_of(self, name: str) -> int:
+        """The element of that name in what the policy was shown last."""
+        found = [element.id for element in self.view.elements if element.name == name]
+        assert found, self.view.text(2000)
+        return found[0]
+
     async def lines(self) -> list[str]:
         """The elements of the page as it is now."""
         view = await self.drive(self.session.view())

@@ -182,10 +182,10 @@ async def test_a_page_reaches_nothing_but_its_own_origin_and_is_told_on() -> Non
     assert any("refused" in line for line in await env.lines())
     blocked = env.session.visit.blocked
     assert "blocked: the page asked for http://example.com/a.png" in env.view.notes
-    await env.act("click", id=next(e.id for e in env.view.elements if e.name == "Open"))
+    await env.act("click", id=env.id_of("Open"))
     await env.act("switch_tab", index=0)
-    assert "root:" not in await env.act("click", id=next(e.id for e in env.view.elements if e.name == "File"))
-    await env.act("click", id=next(e.id for e in env.view.elements if e.name == "Send"))
+    assert "root:" not in await env.act("click", id=env.id_of("File"))
+    await env.act("click", id=env.id_of("Send"))
     letters = {url.rsplit("/", 1)[1] for url in blocked}
     assert {"a.png", "b.png", "c.js", "d", "e", "f", "g", "h"} <= letters
     assert asked == []

@@ -249,7 +249,7 @@ class Session:
         await self._settle()
 
     async def _settle(self) -> None:
-        """Wait until nothing is pending and two frames were drawn since."""
+        """Wait until nothing is pending, two frames were drawn since, and every window that was opened is a tab."""
         from playwright.async_api import Error
 
         deadline = time.monotonic() + QUIET_TIMEOUT_S
@@ -261,9 +261,17 @@ class Session:
                     if not _is_navigating(error):
                         raise
                     continue
-                if not self.visit.pending:
+                if not self.visit.pending and await self._knows_all_windows():
                     return
             await asyncio.sleep(0.002)
+
+    async def _knows_all_windows(self) -> bool:
+        """False while the browser has a page of this context that playwright has not told of: it is being set up."""
+        devtools = await self._devtools_of(self.page)
+        own = (await devtools.send("Target.getTargetInfo"))["targetInfo"]["browserContextId"]
+        targets = (await devtools.send("Target.getTargets"))["targetInfos"]
+        pages = [each for each in targets if each["type"] == "page" and each.get("browserContextId") == own]
+        return len(pages) <= len(self.visit.context.pages)
 
     async def _point(self, id: int) -> tuple[float, float]:
         answer = self._checked(await self._script("point", id), id)
