@@ -14,6 +14,7 @@ noise of the machine hits all alike; times are medians. A contender that cannot 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import random
 import statistics
@@ -35,6 +36,8 @@ from sandbox_peers import (
     engine_image,
     remove_leftovers,
 )
+
+from glmgym_sandboxes.gc import collect_garbage
 
 BOXES, COMMANDS, SLICES = 16, 20, 4
 COMMAND, COLD, FILES = "command_in_live_box_ms", "cold_start_to_first_command_ms", "write_and_read_1_mb_ms"
@@ -191,6 +194,7 @@ def measure(samples: int, boxes: int, image: str, only: list[str]) -> dict[str, 
         race.probes()
     finally:
         race.close()
+        asyncio.run(collect_garbage())  # the control groups of our own driver that was killed
         if any(contender.in_engine for contender in chosen):
             remove_leftovers()
     race.measured["contenders_failed"] = sum(name.endswith("_error") for name in race.measured)

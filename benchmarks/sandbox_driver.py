@@ -55,6 +55,8 @@ class Pooled(Contender, Protocol):
 
     async def run_in_shell(self, box: Any, command: str) -> None: ...
 
+    async def close_pool(self) -> None: ...
+
 
 class Driver:
     """The requests: each public coroutine is one, by its name."""
@@ -151,6 +153,8 @@ class Driver:
         if self._live is not None:
             await self._contender.close(self._live)
             self._live = None
+        if hasattr(self._contender, "close_pool"):
+            await self._contender.close_pool()
 
     async def _first_command(self, acquire: Callable[[], Awaitable[Any]]) -> float:
         began = time.perf_counter()

@@ -42,6 +42,10 @@ class Ours:
     async def close(self, box: Sandbox) -> None:
         await box.close()
 
+    async def close_pool(self) -> None:
+        await self._warm.close()
+        await self._cold.close()
+
     def places(self, box: Sandbox) -> list[str]:
         return [str(found) for found in Path("/tmp").glob(f"glmgym-*/{Owner.current()}*")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -102,12 +103,16 @@ async def test_a_dockerfile_is_built_once_and_honoured_by_both_backends(
 
 def test_a_dockerfile_that_does_not_build_says_its_last_lines(store: ImageStore, tmp_path: Path) -> None:
     base = ImageStore().find("base").tag
-    task = _with_dockerfile(tmp_path / "bad", f"FROM {base}\nRUN echo the reason >&2; exit 9\n")
+    mark = secrets.token_hex(8)
+    task = _with_dockerfile(tmp_path / "bad", f"FROM {base}\nRUN echo the reason {mark} >&2; exit 9\n")
     with pytest.raises(
         ConfigError, match=r"environment/Dockerfile does not build; the last lines:(.|\n)*the reason"
     ) as e:
         spec_of(task)
     assert "9" in str(e.value)
+    commands = subprocess.run(["docker", "ps", "-a", "--no-trunc", "--format", "{{.Command}}"], capture_output=True)
+    assert commands.returncode == 0
+    assert mark not in commands.stdout.decode(), "the failed step left its container"
 
 
 def test_an_image_of_the_engine_alone_is_taken_into_the_store(store: ImageStore, tmp_path: Path) -> None:

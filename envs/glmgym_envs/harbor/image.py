@@ -82,7 +82,7 @@ def _known(name: str, store: Any) -> TaskImage | None:
 
 
 def _build(context: Path, tag: str, timeout_s: float) -> None:
-    built = _docker("build", "--tag", tag, str(context), timeout_s=timeout_s)
+    built = _docker("build", "--force-rm", "--tag", tag, str(context), timeout_s=timeout_s)
     if built.returncode != 0:
         raise ConfigError(f"{context / 'Dockerfile'} does not build; the last lines:\n{_tail(built)}")
 

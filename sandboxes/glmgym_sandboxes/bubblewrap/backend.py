@@ -27,7 +27,7 @@ from glmgym_sandboxes.bounds import ImpossibleBox
 from glmgym_sandboxes.bubblewrap.arguments import HOST_USERS, Base, agent_command, arguments, check_place
 from glmgym_sandboxes.bubblewrap.host import Host, Layer, upper_of
 from glmgym_sandboxes.bubblewrap.layers import copy_in
-from glmgym_sandboxes.bubblewrap.process import end, kill_inside, spawn, stopped
+from glmgym_sandboxes.bubblewrap.process import Process, end, kill_inside, spawn, stopped
 from glmgym_sandboxes.bubblewrap.rootfs import RootFs, find_user, open_root
 from glmgym_sandboxes.client import AgentBox, Transport
 from glmgym_sandboxes.fork import Snapshot
@@ -140,8 +140,6 @@ class BubblewrapProvider:
                     await asyncio.to_thread(_remove_all, groups)
                     return last_words
 
-                assert process.stdin is not None
-                assert process.stdout is not None
                 snapshot = functools.partial(self._snapshot, spec, process.pid) if spec.writable_root else None
                 transport = Transport(process.stdout, process.stdin, destroy, snapshot, gateway)
                 box = AgentBox(id, base.digest, spec, transport, self._open_sibling, self._max_live - 1)
@@ -174,7 +172,7 @@ class BubblewrapProvider:
 
     async def _spawn(
         self, spec: BoxSpec, base: Base, command: list[str], info: int, seed: str = "", gate: str = ""
-    ) -> asyncio.subprocess.Process:
+    ) -> Process:
         users = HOST_USERS if base.root is None else base.root.users
         with contextlib.ExitStack() as passing:
             inherited: list[int] = []
@@ -190,7 +188,7 @@ class BubblewrapProvider:
             layer = Layer(spec.limits.disk_mb << 20, place, seed) if spec.writable_root else None
             start = self._host.start(base.root.namespace if base.root is not None else 0, layer)
             argv = [*start, "--info-fd", str(info), *options, "--", *command]
-            return await spawn(self._host, argv, (info, *inherited))
+            return await spawn(argv, self._host, (info, *inherited))
 
     def _check_and_make_groups(self, spec: BoxSpec, base: Base) -> list[cgroup.Group]:
         check_place(spec, base.root)
@@ -208,15 +206,13 @@ class BubblewrapProvider:
             return self._bases[image]
 
     async def _own_base(self, source: bytes) -> Base:
-        python = self._host.python
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            python, "-I", "-S", "-c", _COMPILE, stdin=pipe, stdout=pipe, start_new_session=True
-        )
-        code, _ = await process.communicate(source)
+        process = await spawn([self._host.python, "-I", "-S", "-c", _COMPILE], self._host)
+        code, problem = await _compiled(process, source)
+        if not code:
+            raise ImpossibleBox(f"{self._host.python}: {problem}")
         facts = [source, self._seccomp or b"", platform.platform().encode(), _os_release()]
         digest = "host:" + hashlib.sha256(b"\0".join(facts)).hexdigest()
-        return Base(None, (python,), carried=False, code=code, digest=digest)
+        return Base(None, (self._host.python,), carried=False, code=code, digest=digest)
 
     async def _image_base(self, image: str, source: bytes) -> Base:
         root = await _in_thread(open_root, image, self._host.run_as, undo=RootFs.close)
@@ -244,25 +240,7 @@ class BubblewrapProvider:
             process = await self._spawn(BoxSpec(), base, [*base.python, "-I", "-S", "-c", _COMPILE], info)
         finally:
             os.close(info)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        code = b""
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                with contextlib.suppress(ConnectionError):
-                    process.stdin.write(source)
-                    await process.stdin.drain()
-                process.stdin.close()
-                while len(code) <= MAX_CODE_BYTES and (piece := await process.stdout.read(MAX_CODE_BYTES)):
-                    code += piece
-        except TimeoutError:
-            await asyncio.to_thread(kill_inside, process.pid)
-        finally:
-            process.stdin.close()
-            said = await end(process)
-        if process.returncode == 0 and 0 < len(code) <= MAX_CODE_BYTES:
-            return code, ""
-        return b"", said or f"its python3 ended with {process.returncode} and {len(code)} bytes of code"
+        return await _compiled(process, source)
 
 
 def open_provider(settings: Mapping[str, Any] | None = None) -> SandboxProvider:
@@ -276,6 +254,27 @@ def open_provider(settings: Mapping[str, Any] | None = None) -> SandboxProvider:
     for controller in host.controllers.values():
         controller.sweep()
     return BubblewrapProvider(parse_settings(BubblewrapSettings, settings or {}, where="[sandbox]"), host)
+
+
+async def _compiled(process: Process, source: bytes) -> tuple[bytes, str]:
+    """What a process of ``_COMPILE`` makes of the source, or b"" and why it made nothing."""
+    code = b""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            with contextlib.suppress(ConnectionError):
+                process.stdin.write(source)
+                await process.stdin.drain()
+            process.stdin.close()
+            while len(code) <= MAX_CODE_BYTES and (piece := await process.stdout.read(MAX_CODE_BYTES)):
+                code += piece
+    except TimeoutError:
+        await asyncio.to_thread(kill_inside, process.pid)
+    finally:
+        process.stdin.close()
+        said = await end(process)
+    if process.returncode == 0 and 0 < len(code) <= MAX_CODE_BYTES:
+        return code, ""
+    return b"", said or f"its python3 ended with {process.returncode} and {len(code)} bytes of code"
 
 
 async def _in_thread(work: Callable[..., _T], *args: Any, undo: Callable[[_T], None]) -> _T:
