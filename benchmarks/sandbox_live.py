@@ -20,9 +20,9 @@ from sandbox_driver import memory_kib
 from sandbox_peers import ContenderError
 
 from glmgym.errors import SandboxFailure
+from glmgym.owner import Owner
 from glmgym.sandbox import BoxSpec, Sandbox
 from glmgym_sandboxes.docker import open_provider
-from glmgym_sandboxes.owner import Owner
 
 STARTING = 2 * (os.cpu_count() or 1)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from sandbox_driver import serve
 
+from glmgym.owner import Owner
 from glmgym.sandbox import BoxSpec, Sandbox, SandboxProvider, Shell
-from glmgym_sandboxes.owner import Owner
 
 
 class Ours:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import aiodocker
 
-from glmgym_sandboxes.owner import Owner
+from glmgym.owner import Owner
+from glmgym_sandboxes import leftovers
 
 
 @contextmanager
@@ -26,6 +27,10 @@ def alone() -> Iterator[None]:
 def gone() -> Owner:
     """An owner that never was: our pid, another start."""
     return Owner(os.getpid(), random.randrange(10**15, 10**16), Owner.current().boot)
+
+
+def left_by(owner: Owner) -> list[leftovers.Leftover]:
+    return [left for left in leftovers.find() if left.owner == owner]
 
 
 @asynccontextmanager

@@ -14,10 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from garbage import left_by
 from harvested_root import harvest
 from sandbox_contract import OpenBox, SandboxContract, bash, host_processes, new_mark
 
+from glmgym import scratch
 from glmgym.errors import SandboxDead, SandboxFailure
+from glmgym.owner import Owner
 from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, Limits, Sandbox
 from glmgym_sandboxes import agent, cgroup, leftovers
 from glmgym_sandboxes.bounds import ImpossibleBox
@@ -25,7 +28,6 @@ from glmgym_sandboxes.bubblewrap import BubblewrapProvider, open_provider
 from glmgym_sandboxes.bubblewrap.process import stopped
 from glmgym_sandboxes.bubblewrap.rootfs import AGENT, User, find_user, listing_digest, refuse_symlinks
 from glmgym_sandboxes.images import ImageStore
-from glmgym_sandboxes.owner import Owner
 
 pytestmark = pytest.mark.bubblewrap
 
@@ -263,9 +265,9 @@ class TestRoots:
         assert driver.stdout.readline() == b"ready\n"
         owner = next(left.owner for left in leftovers.find() if left.owner.pid == driver.pid)
         end = time.monotonic() + 5
-        while not (leftovers.scratch_root() / str(owner)).exists() and time.monotonic() < end:
+        while not (scratch.root() / str(owner)).exists() and time.monotonic() < end:
             time.sleep(0.001)
-        assert (leftovers.scratch_root() / str(owner)).exists()
+        assert (scratch.root() / str(owner)).exists()
         assert len(host_processes(mark)) == 2
         family = agent.descendants(agent.proc_table(), driver.pid) - {driver.pid}
         driver.kill()
@@ -470,10 +472,6 @@ def open_directory(path: Path) -> Path:
     path.mkdir(exist_ok=True)
     path.chmod(0o755)
     return path
-
-
-def left_by(owner: Owner) -> list[leftovers.Leftover]:
-    return [left for left in leftovers.find() if left.owner == owner]
 
 
 def own_groups() -> list[Path]:

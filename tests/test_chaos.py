@@ -28,13 +28,13 @@ from sandbox_contract import host_processes, new_mark
 from glmgym.env import Opening, ScoreView, Task
 from glmgym.errors import SandboxFailure
 from glmgym.messages import ToolCall, assistant
+from glmgym.owner import OWNER_LABEL, Owner
 from glmgym.registry import load_component
 from glmgym.sandbox import BoxSpec, Sandbox
 from glmgym.tool import tool
 from glmgym.toolenv import ToolEnv
 from glmgym.trajectory import Reward, Stop
 from glmgym_sandboxes.gc import Finding, collect_garbage
-from glmgym_sandboxes.owner import OWNER_LABEL, Owner
 
 KILLS = 50 if os.environ.get("GLMGYM_SOAK") else 3
 LAST_KILL_S = 3.0  # after the driver said who it is, or after its first box
@@ -45,7 +45,7 @@ DRIVER = """
 import asyncio, random, sys
 from glmgym.registry import load_component
 from glmgym.sandbox import BoxSpec
-from glmgym_sandboxes.owner import Owner
+from glmgym.owner import Owner
 
 async def episodes(provider, spec, mark, rng):
     while True:

@@ -22,7 +22,9 @@ import pytest
 from docker_engine import PrivateEngine
 from sandbox_contract import FileContract, OpenBox, SandboxContract, bash, count, host_processes, new_mark, until
 
+from glmgym import scratch
 from glmgym.errors import ConfigError, SandboxDead, SandboxFailure
+from glmgym.owner import Owner
 from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, Limits, Network, Sandbox, probe
 from glmgym_sandboxes import agent
 from glmgym_sandboxes.bounds import ImpossibleBox
@@ -33,8 +35,6 @@ from glmgym_sandboxes.docker.engine import Engine, EngineError, _tar_of_director
 from glmgym_sandboxes.docker.interpreter import command
 from glmgym_sandboxes.docker.snapshots import Snapshots
 from glmgym_sandboxes.docker.stream import attach
-from glmgym_sandboxes.leftovers import scratch_root
-from glmgym_sandboxes.owner import Owner
 
 DRIVER = """
 import asyncio, sys
@@ -300,7 +300,7 @@ print(errno("syscall", 250, 0, 0, 0, 0, 0), errno("socket", 2, 3, 1), errno("soc
             assert (await bash(box, "echo on; ls -A /run/glmgym", timeout_s=5)).stdout == b"on\n"
         finally:
             os.kill(shim, signal.SIGCONT)
-        assert not any(scratch_root().glob(f"{Owner.current()}/*"))
+        assert not any(scratch.root().glob(f"{Owner.current()}/*"))
 
     async def test_where_no_socket_leads_to_the_agent_the_engine_does(
         self, provider: DockerProvider, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

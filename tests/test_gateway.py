@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from glmgym import scratch
 from glmgym.errors import SandboxFailure
+from glmgym.owner import Owner
 from glmgym.registry import load_component
 from glmgym.sandbox import BoxSpec, Network, Sandbox, SandboxProvider
 from glmgym_sandboxes.gateway import SOCKET, Gateway, allows, proxy_environment
-from glmgym_sandboxes.leftovers import scratch_root
-from glmgym_sandboxes.owner import Owner
 
 
 @asynccontextmanager
@@ -196,7 +196,7 @@ async def provider(backend: str) -> AsyncIterator[SandboxProvider]:
     opened: SandboxProvider = load_component("sandboxes", backend)({"warm": 0})
     yield opened
     await opened.close()
-    assert not [path for path in scratch_root().glob(f"{Owner.current()}/*") if (path / SOCKET).exists()]
+    assert not [path for path in scratch.root().glob(f"{Owner.current()}/*") if (path / SOCKET).exists()]
 
 
 async def fetch(box: Sandbox, url: str) -> str:

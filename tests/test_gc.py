@@ -28,10 +28,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from sandbox_contract import host_processes, new_mark
 
+from glmgym import scratch
 from glmgym.cli.gc import age, show
+from glmgym.owner import HOST_LABEL, OWNER_LABEL, Owner, why_kept
 from glmgym_sandboxes import cgroup, leftovers
 from glmgym_sandboxes.gc import Finding, collect_garbage
-from glmgym_sandboxes.owner import HOST_LABEL, OWNER_LABEL, Owner, why_kept
 
 OTHER_BOOT = "0123456789ab"
 BINDS = [f"{path}:{path}:ro" for path in ("/usr", "/bin", "/lib", "/lib64") if Path(path).exists()]
@@ -80,7 +81,7 @@ class TestOwner:
 
     def test_a_killed_process_is_gone_before_its_parent_notices(self) -> None:
         child = subprocess.Popen(
-            [sys.executable, "-c", "from glmgym_sandboxes.owner import *; print(Owner.current()); input()"],
+            [sys.executable, "-c", "from glmgym.owner import *; print(Owner.current()); input()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -102,7 +103,7 @@ class TestOwner:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="making a process namespace without a user namespace takes root")
     def test_a_process_in_a_container_below_is_seen_by_its_pid_in_there(self) -> None:
-        code = "import os; from glmgym_sandboxes.owner import *; print(Owner.current()); input()"
+        code = "import os; from glmgym.owner import *; print(Owner.current()); input()"
         child = subprocess.Popen(
             ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
             stdin=subprocess.PIPE,
@@ -326,7 +327,7 @@ def collect(*, dry_run: bool = False) -> list[Finding]:
 class TestThisMachine:
     @pytest.fixture
     def scratch(self, only_us: None) -> Iterator[Path]:
-        root = leftovers.scratch_root()
+        root = scratch.root()
         root.mkdir(mode=0o700, exist_ok=True)
         before = set(root.iterdir())
         yield root
@@ -470,7 +471,7 @@ class TestCommand:
     )
     def test_without_an_engine_the_rest_is_done(self, only_us: None, before: str, host: str, said: str) -> None:
         dead = gone()
-        place = leftovers.scratch_root() / str(dead)
+        place = scratch.root() / str(dead)
         place.mkdir(parents=True)
         output = glmgym_gc(before=before, DOCKER_HOST=host)
         assert said in next(line for line in output.splitlines() if line.startswith("skipped"))
@@ -480,7 +481,7 @@ class TestCommand:
 
     def test_json_is_the_findings(self, only_us: None) -> None:
         dead = gone()
-        place = leftovers.scratch_root() / str(dead)
+        place = scratch.root() / str(dead)
         place.mkdir(parents=True)
         found = json.loads(glmgym_gc("--dry-run", "--json", DOCKER_HOST="unix:///nowhere"))
         assert [one["kind"] for one in found if one["result"] == "skipped"] == ["engine"]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from glmgym import scratch
 from glmgym.env import ScoreView, Task
 from glmgym.errors import ConfigError, EnvFailure, ScorerFailure
+from glmgym.owner import Owner
 from glmgym.sandbox import BoxSpec, Limits, Sandbox, SandboxProvider
 from glmgym_envs.grading import (
     Artifact,
@@ -338,6 +340,10 @@ async def test_artifacts_are_what_is_named_and_regular(provider: SandboxProvider
     assert (await box.run(["bash", "-c", "ls /tmp"])).stdout == b""  # nothing is left of the collecting
 
 
+def own_scratch() -> Path:
+    return scratch.root() / str(Owner.current())
+
+
 async def test_a_large_artifact_passes_in_pieces(provider: SandboxProvider, box: Sandbox) -> None:
     """100 MB; this process never holds them."""
     import resource
@@ -345,8 +351,10 @@ async def test_a_large_artifact_passes_in_pieces(provider: SandboxProvider, box:
     assert (await box.run(["bash", "-c", "head -c 104857600 /dev/zero > big; sha256sum big"])).exit_code == 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with separate(_view(provider, box), ["/work/big"]) as place:
+        assert [path.stat().st_size for path in own_scratch().rglob("*/big")] == [104857600]  # which glmgym gc knows
         size = (await place.box.run(["stat", "-c", "%s", "/work/big"])).stdout
     assert size == b"104857600\n"
+    assert not list(own_scratch().rglob("*/big"))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 * 1024  # KiB
 
 

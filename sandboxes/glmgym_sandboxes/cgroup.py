@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from glmgym_sandboxes.owner import Owner
+from glmgym.owner import Owner
 
 logger = logging.getLogger(__name__)
 

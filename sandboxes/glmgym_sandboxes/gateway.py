@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from glmgym import scratch
 from glmgym.errors import SandboxFailure
 from glmgym.sandbox import Network
-from glmgym_sandboxes import relay, scratch
+from glmgym_sandboxes import relay
 
 logger = logging.getLogger(__name__)
 

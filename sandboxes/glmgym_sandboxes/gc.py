@@ -1,7 +1,7 @@
 """``glmgym gc``: removes what killed processes left of their boxes, and nothing that a living process owns.
 
 Containers, volumes, networks and fork images of a container engine, and what ``leftovers`` finds on this machine: each
-names its owner (``glmgym_sandboxes.owner``), and goes when that owner is gone. Without aiodocker, or without an engine,
+names its owner (``glmgym.owner``), and goes when that owner is gone. Without aiodocker, or without an engine,
 the engine's part is skipped and the rest is done. Doing it twice, or two at once, is fine. An engine finishes a request
 whose client died: what it makes after the look is for the next one.
 """
@@ -21,8 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from glmgym.errors import SandboxFailure, boundary
+from glmgym.owner import HOST_LABEL, OWNER_LABEL, Owner, why_kept
 from glmgym_sandboxes import leftovers
-from glmgym_sandboxes.owner import HOST_LABEL, OWNER_LABEL, Owner, why_kept
 
 if TYPE_CHECKING:
     import aiodocker

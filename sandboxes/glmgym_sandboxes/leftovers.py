@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from glmgym_sandboxes.owner import Owner
+from glmgym import scratch
+from glmgym.owner import Owner
 
 END_S = 5.0  # for killed processes to be gone
 _GROUP = re.compile(r"glmgym-(\d+-\d+-[0-9a-f]{12})(-.*)?", re.ASCII)
@@ -32,11 +33,6 @@ class Leftover:
     path: Path
     owner: Owner
     created: float  # seconds since 1970
-
-
-def scratch_root() -> Path:
-    """Where this user's boxes keep what does not fit memory, in one directory per owner."""
-    return Path("/tmp", f"glmgym-{os.getuid()}")
 
 
 def find() -> list[Leftover]:
@@ -75,7 +71,7 @@ def _groups() -> Iterator[Leftover]:
 
 def _mounts() -> Iterator[Leftover]:
     """Mounts below the scratch directories, the innermost first."""
-    root = scratch_root()
+    root = scratch.root()
     for place, _ in reversed(_mount_table()):  # the kernel lists a mount after the one it lies on
         if place.is_relative_to(root) and place != root:
             owner = Owner.parse(place.relative_to(root).parts[0])
@@ -84,7 +80,7 @@ def _mounts() -> Iterator[Leftover]:
 
 
 def _scratch() -> Iterator[Leftover]:
-    root = scratch_root()
+    root = scratch.root()
     with contextlib.suppress(FileNotFoundError):
         if os.lstat(root).st_uid != os.getuid() or root.is_symlink():
             return  # somebody else's trap: /tmp is open to all

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from glmgym import scratch
 from glmgym.errors import ConfigError, SandboxDead, SandboxFailure, boundary
 from glmgym.settings import Settings
 
@@ -153,17 +154,28 @@ class Visit:
 
 
 class _BrowserLoop(asyncio.SelectorEventLoop):
-    """What it starts, playwright's driver, has a session of its own.
+    """What it starts, playwright's driver, has a session and a temporary directory of its own.
 
     Ctrl-C in a terminal then reaches this process alone; a driver that it reached would end the browser under the
-    episodes, which would fail before they are told to stop.
+    episodes, which would fail before they are told to stop. The directory, which the browser shares, is what
+    ``glmgym gc`` removes if this process is killed.
     """
 
     child: asyncio.SubprocessTransport | None = None  # the last one
+    place: Path | None = None
 
     async def subprocess_exec(self, *args: Any, **options: Any) -> Any:
-        self.child, protocol = await super().subprocess_exec(*args, **{**options, "start_new_session": True})
+        self.place = self.place or scratch.new_place()
+        env = {**(options.get("env") or os.environ), "TMPDIR": str(self.place)}
+        options |= {"env": env, "start_new_session": True}
+        self.child, protocol = await super().subprocess_exec(*args, **options)
         return self.child, protocol
+
+    def clear(self) -> None:
+        """Remove what the last child kept on disk."""
+        if self.place is not None:
+            scratch.remove(self.place)
+            self.place = None
 
     async def was_interrupted(self) -> bool:
         """Whether the last child, which is gone or going, was struck before it had its session."""
@@ -258,6 +270,7 @@ class Chromium:
             await browser.close()
         if driver is not None:
             await driver.stop()
+        self._loop.clear()
 
     async def _take_slot(self) -> None:
         if self._slots.locked():

@@ -12,13 +12,13 @@ import contextlib
 import hashlib
 import json
 import posixpath
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from glmgym import scratch
 from glmgym.env import ScoreView
 from glmgym.errors import ConfigError, ScorerFailure
 from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, CommandResult, Sandbox, Shell
@@ -171,36 +171,37 @@ async def separate(
     """
     agents = _box_of(view)
     notes = list(await signs(agents, home=home, verifier=(VERIFIER,), shell=shell, python=python))
-    with tempfile.TemporaryDirectory(prefix="glmgym-artifacts-") as kept:
+    async with contextlib.AsyncExitStack() as opened:
+        kept = await asyncio.to_thread(scratch.new_place)
+        opened.push_async_callback(asyncio.to_thread, scratch.remove, kept)
         collected: list[tuple[Artifact, Path]] = []
         for number, each in enumerate(artifacts):
             artifact = Artifact(each) if isinstance(each, str) else each
-            place = Path(kept, str(number))
+            place = kept / str(number)
             told = await collect(agents, artifact, place, max_bytes=max_bytes)
             notes += told
             if await asyncio.to_thread(place.is_dir):
                 collected.append((artifact, place))
-        async with contextlib.AsyncExitStack() as opened:
 
-            async def filled() -> Sandbox:
-                box = await view.open_box(spec)
-                opened.push_async_callback(box.close)
-                for artifact, place in collected:
-                    try:
-                        await _put(box, artifact, place)
-                    except BoxFileError as error:
-                        raise ScorerFailure(
-                            f"artifact {artifact.source} cannot be put into the grading box: {error}"
-                        ) from error
-                if prepare is not None:
-                    await prepare(box)
-                return box
+        async def filled() -> Sandbox:
+            box = await view.open_box(spec)
+            opened.push_async_callback(box.close)
+            for artifact, place in collected:
+                try:
+                    await _put(box, artifact, place)
+                except BoxFileError as error:
+                    raise ScorerFailure(
+                        f"artifact {artifact.source} cannot be put into the grading box: {error}"
+                    ) from error
+            if prepare is not None:
+                await prepare(box)
+            return box
 
-            box = await filled()
-            if spec is None and await _may_change_system(agents):
-                with contextlib.suppress(ScorerFailure):  # the policy broke its own system; this box is another
-                    notes += await _changed_system(agents, box, python)
-            yield GradingBox(box, Mode.SEPARATE, tuple(notes), again=filled)
+        box = await filled()
+        if spec is None and await _may_change_system(agents):
+            with contextlib.suppress(ScorerFailure):  # the policy broke its own system; this box is another
+                notes += await _changed_system(agents, box, python)
+        yield GradingBox(box, Mode.SEPARATE, tuple(notes), again=filled)
 
 
 @asynccontextmanager

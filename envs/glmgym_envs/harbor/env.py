@@ -6,13 +6,15 @@ The opening and each further step's instruction are user messages. A step is gra
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
-import tempfile
+import weakref
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from glmgym import scratch
 from glmgym.env import Opening, ScoreView, Step, Task
 from glmgym.errors import ConfigError, EnvFailure, ScorerFailure
 from glmgym.messages import Message, user
@@ -132,7 +134,7 @@ class HarborEnv(ToolEnv):
         self._boxes = self._known[task.id]
         self._number = 0
         self._ended: list[_Ended] = []
-        self._scratch = tempfile.TemporaryDirectory(prefix="glmgym-trial-")
+        self._kept: Path | None = None
         self.box = box
         harbor, own = self._boxes.task, self._boxes.task.own
         made = await box.run(["/bin/mkdir", "-p", "--", *LOG_PLACES, self._boxes.workdir])
@@ -179,7 +181,8 @@ class HarborEnv(ToolEnv):
                 grading = grade_separate(self._boxes, ended.stage, ended.artifacts, view.open_box, self._before)
                 verdict = await self._attempt(ended.stage, grading)
                 self._ended[place] = verdict
-        self._scratch.cleanup()
+        if self._kept is not None:
+            await asyncio.to_thread(scratch.remove, self._kept)
         return _combine(self._boxes.task.stages, self._ended, self._boxes.task.config.multi_step_reward_strategy)
 
     @property
@@ -223,8 +226,10 @@ class HarborEnv(ToolEnv):
         assert box is not None
         if stage.separate:
             await keep(stage, box)
-            target = Path(self._scratch.name, str(self._number))
-            ended = _Ended(stage, artifacts=await gather(box, stage.artifacts, target))
+            if self._kept is None:
+                self._kept = await asyncio.to_thread(scratch.new_place)
+                weakref.finalize(self, scratch.remove, self._kept)  # of an episode that fails before it is scored
+            ended = _Ended(stage, artifacts=await gather(box, stage.artifacts, self._kept / str(self._number)))
         else:
             ended = await self._attempt(stage, self._grade_now(stage, box, view))
         self._ended.append(ended)

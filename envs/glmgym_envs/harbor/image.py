@@ -11,12 +11,12 @@ import json
 import logging
 import os
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from glmgym import scratch
 from glmgym.errors import ConfigError, SandboxFailure
 from glmgym.registry import load_component
 from glmgym_envs.harbor.schema import Environment
@@ -96,8 +96,8 @@ def _take(reference: str, name: str, store: Any, where: str) -> TaskImage:
     env = dict(pair.split("=", 1) for pair in config.get("Env") or [] if "=" in pair)
     user = (config.get("User") or "").partition(":")[0]
     image = TaskImage(name, config.get("WorkingDir") or "", env, user)
-    with tempfile.TemporaryDirectory() as scratch:
-        tar = Path(scratch, "image.tar")
+    with scratch.temporary() as directory:
+        tar = directory / "image.tar"
         saved = _docker("save", "--output", str(tar), reference, timeout_s=SAVE_TIMEOUT_S)
         if saved.returncode != 0:
             raise ConfigError(f"{where}: image {reference} cannot be saved: {_tail(saved)}")

@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import shlex
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from glmgym import scratch
 from glmgym.env import OpenBox, ScoreView
 from glmgym.errors import SandboxDead, ScorerFailure
 from glmgym.sandbox import BoxFileError, CommandResult, Sandbox, Shell
@@ -159,8 +159,8 @@ async def grade_in_place(boxes: Boxes, stage: Stage, box: Sandbox, python: str, 
     notes = await signs(box, home=boxes.workdir, verifier=(modes.VERIFIER,), python=python) if python else ()
     if boxes.spec.network:
         await box.set_network(boxes.verifier_network(stage))
-    with tempfile.TemporaryDirectory() as scratch:
-        tests = Path(scratch, "tests")
+    with scratch.temporary() as directory:
+        tests = directory / "tests"
         await asyncio.to_thread(_rewrite, stage.tests, tests, logs)
         run = _shell_runner(boxes, stage, shell) if boxes.task.own.tests_in_agent_shell else _runner(boxes, stage, box)
         failure: ScorerFailure | None = None
@@ -172,7 +172,7 @@ async def grade_in_place(boxes: Boxes, stage: Stage, box: Sandbox, python: str, 
         except ScorerFailure as broken:
             failure = broken
         flags = [f"{name} in {modes.VERIFIER} is not the verifier's" for name in await _named(box, modes.VERIFIER)]
-        flags += ["the tests were changed while they ran"] if await _differs(box, tests, Path(scratch, "after")) else []
+        flags += ["the tests were changed while they ran"] if await _differs(box, tests, directory / "after") else []
     await box.run(["/bin/rm", "-rf", "--", logs, TESTS])
     if failure is not None and not flags:  # else the policy saw to it
         raise failure

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from glmgym import scratch
 from glmgym_envs.importers.directories import Draft, graded_by, write_draft
 from glmgym_envs.importers.repositories import WORKDIR, Home, home_in_files, home_in_image
 from glmgym_envs.importers.rows import Row, read_rows
@@ -50,7 +50,7 @@ def _write(row: Row, out: Path, image: str, repositories: Path | None) -> Path:
     if tests:
         # Where the image's own copy may have been rewritten, these are as the row has them.
         before = [f"rm -rf /root/{TESTS} {WORKDIR}/{TESTS}", f"cp -r /tests/{TESTS} {WORKDIR}/{TESTS}"]
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch.temporary() as directory:
         if repositories is None:
             home = home_in_image(row.text("docker_image", default=image or None), image=image, base=old)
         else:
@@ -62,7 +62,7 @@ def _write(row: Row, out: Path, image: str, repositories: Path | None) -> Path:
                 image=image,
                 commit=old,
                 bug="",
-                scratch=Path(scratch, "files"),
+                checkout=directory / "files",
                 where=row.where,
             )
         draft = Draft(

@@ -81,11 +81,11 @@ def home_in_image(default_image: str, *, image: str, base: str, bug: str = "") -
     return Home(base, environment, {}, {"environment/setup.sh": script, "environment/Dockerfile": recipe})
 
 
-def home_in_files(repository: Path, *, image: str, commit: str, bug: str, scratch: Path, where: str) -> Home:
+def home_in_files(repository: Path, *, image: str, commit: str, bug: str, checkout: Path, where: str) -> Home:
     """A checkout of a local repository at ``commit``, as one commit, with ``bug`` in it if that is a diff.
 
     Args:
-        scratch: an empty directory for the checkout.
+        checkout: an empty directory for the checkout.
 
     Raises:
         ConfigError: there is no such repository or commit, no ``image`` to put it in, or the diff does not apply.
@@ -96,20 +96,20 @@ def home_in_files(repository: Path, *, image: str, commit: str, bug: str, scratc
         raise ConfigError(f"{where}: there is no repository {repository}")
     if shutil.which("git") is None:
         raise ConfigError(f"{where}: a local repository needs git on this machine")
-    scratch.mkdir(parents=True)
-    index = {"GIT_INDEX_FILE": str(scratch.with_suffix(".index"))}  # not the repository's own
+    checkout.mkdir(parents=True)
+    index = {"GIT_INDEX_FILE": str(checkout.with_suffix(".index"))}  # not the repository's own
     _git(repository, "read-tree", commit, env=index, where=where)
-    _git(repository, "checkout-index", "--all", f"--prefix={scratch}/", env=index, where=where)
-    _git(scratch, "init", "--quiet", "--template=", "--initial-branch=main", ".", where=where)
+    _git(repository, "checkout-index", "--all", f"--prefix={checkout}/", env=index, where=where)
+    _git(checkout, "init", "--quiet", "--template=", "--initial-branch=main", ".", where=where)
     if bug:
-        _git(scratch, "apply", "--whitespace=nowarn", "-", stdin=bug, where=f"{where}: patch")
-    _git(scratch, "add", "--all", "--force", where=where)
-    _git(scratch, "commit", "--quiet", "--message=base", where=where)
-    base = _git(scratch, "rev-parse", "HEAD", where=where).decode().strip()
-    _git(scratch, "read-tree", "HEAD", where=where)  # an index without this machine's times and inodes
-    shutil.rmtree(scratch / ".git" / "logs")
+        _git(checkout, "apply", "--whitespace=nowarn", "-", stdin=bug, where=f"{where}: patch")
+    _git(checkout, "add", "--all", "--force", where=where)
+    _git(checkout, "commit", "--quiet", "--message=base", where=where)
+    base = _git(checkout, "rev-parse", "HEAD", where=where).decode().strip()
+    _git(checkout, "read-tree", "HEAD", where=where)  # an index without this machine's times and inodes
+    shutil.rmtree(checkout / ".git" / "logs")
     environment = {"docker_image": image, "workdir": WORKDIR, "network_mode": "no-network"}
-    return Home(base, environment, {"files": "files"}, trees={"environment/files": scratch})
+    return Home(base, environment, {"files": "files"}, trees={"environment/files": checkout})
 
 
 def _git(place: Path, *argv: str, where: str, stdin: str = "", env: Mapping[str, str] | None = None) -> bytes:

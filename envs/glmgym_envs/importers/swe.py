@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from glmgym import scratch
 from glmgym.errors import did_you_mean
 from glmgym_envs.importers.directories import HEADING, VERDICT, Draft, graded_by, write_draft
 from glmgym_envs.importers.patches import APPLY, Touched, touched
@@ -126,8 +126,8 @@ def _import(
             raise row.wrong("test_patch", str(error)) from error
         suite = _suite(row, repo)
         command = _command(row, suite, [path for path in (*found.old, *found.new)])
-        with tempfile.TemporaryDirectory() as scratch:
-            home = _home(row, repo, row.text("base_commit"), default_image(row), image, repositories, Path(scratch))
+        with scratch.temporary() as directory:
+            home = _home(row, repo, row.text("base_commit"), default_image(row), image, repositories, directory)
             reset = [f"rm -rf -- {shlex.quote(path)}" for path in found.new]
             reset += [_from_base(home, found.old)] if found.old else []
             gold = row.text("patch")
@@ -162,9 +162,9 @@ def _write_smith(row: Row, out: Path, *, image: str, repositories: Path | None) 
     tests = sorted({test.partition("::")[0] for key in ("FAIL_TO_PASS", "PASS_TO_PASS") for test in row.names(key)})
     suite = _suite(row, repo)
     command = _command(row, suite, tests)
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch.temporary() as directory:
         default = row.text("image_name", default=image or None) if repositories is None else ""
-        home = _home(row, repo, commit, default, image, repositories, Path(scratch), bug=bug)
+        home = _home(row, repo, commit, default, image, repositories, directory, bug=bug)
         # The tests of the base commit win over what the policy made of them.
         reset = [_from_base(home, tests)]
         draft = Draft(
@@ -184,14 +184,14 @@ def _home(
     default_image: str,
     image: str,
     repositories: Path | None,
-    scratch: Path,
+    directory: Path,
     *,
     bug: str = "",
 ) -> Home:
     if repositories is None:
         return home_in_image(default_image, image=image, base=commit, bug=bug)
     repository = repositories / repo.replace("/", "__")
-    return home_in_files(repository, image=image, commit=commit, bug=bug, scratch=scratch / "files", where=row.where)
+    return home_in_files(repository, image=image, commit=commit, bug=bug, checkout=directory / "files", where=row.where)
 
 
 def _distinct(rows: list[Row]) -> list[Row]:

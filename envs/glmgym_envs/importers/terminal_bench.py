@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from glmgym import scratch
 from glmgym.errors import ConfigError, did_you_mean
 from glmgym.settings import Settings, parse_settings
 from glmgym_envs.importers.directories import HEADING, VERDICT, Draft, graded_by, write_draft
@@ -108,15 +108,15 @@ def _write(source: Path, out: Path, image: str) -> Path:
         own["log"] = {"witness": witness}
     strict = {} if witness and "log" in own else {"strict": True}
     environment: dict[str, Any] = {"env": env, "workdir": workdir}
-    with tempfile.TemporaryDirectory() as scratch:
-        trees = _trees(source, Path(scratch), files="environment/files" if image else "environment")
+    with scratch.temporary() as directory:
+        trees = _trees(source, directory, files="environment/files" if image else "environment")
         if image:
             environment["docker_image"] = image
             own |= {"files": "files"} if "environment/files" in trees else {}
         elif not (source / "Dockerfile").is_file():
             raise ConfigError(f"{source / 'Dockerfile'} is missing; give an image to use instead")
         else:
-            shutil.copy(source / "Dockerfile", Path(scratch, "environment"))
+            shutil.copy(source / "Dockerfile", directory / "environment")
         draft = Draft(
             source.name,
             task.instruction,
@@ -156,9 +156,9 @@ def _config(task: TaskFile, own: Mapping[str, Any], environment: Mapping[str, An
     }
 
 
-def _trees(source: Path, scratch: Path, *, files: str) -> dict[str, Path]:
+def _trees(source: Path, directory: Path, *, files: str) -> dict[str, Path]:
     """What lies beside the Dockerfile as ``files``, and the tests; copies, so that they can be added to."""
-    beside = scratch / "environment"
+    beside = directory / "environment"
     beside.mkdir()
     for path in sorted(source.iterdir()):
         if path.name in _OURS:

@@ -10,13 +10,13 @@ import hashlib
 import json
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from glmgym import scratch
 from glmgym.errors import ConfigError, did_you_mean
 from glmgym_envs.search.countries import country_documents
 from glmgym_envs.search.documents import Document, read_documents, write_documents
@@ -136,15 +136,15 @@ def mini_documents(root: Path) -> list[Document]:
 
 
 def _make(source: Source, path: Path) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as directory:
-        package, version = _fetch(source, Path(directory))
+    with scratch.temporary() as directory:
+        package, version = _fetch(source, directory)
         digest = _digest(package)
         if version == source.version and digest != source.sha256:
             raise ConfigError(
                 f"{source.package} {version} has sha256 {digest}, not {source.sha256}: it is not the package that was "
                 "released under that name; try another mirror"
             )
-        unpacked = Path(directory) / "unpacked"
+        unpacked = directory / "unpacked"
         _unpack(package, unpacked)
         number = write_documents(path, source.read(unpacked, f"{source.package} {version}"))
     return {

@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
+from glmgym import scratch
 from glmgym.errors import SandboxFailure, boundary
 from glmgym.sandbox import BoxSpec, SandboxProvider
 from glmgym.settings import Settings, parse_settings
-from glmgym_sandboxes import agent, bounds, cgroup, scratch
+from glmgym_sandboxes import agent, bounds, cgroup
 from glmgym_sandboxes.bounds import ImpossibleBox
 from glmgym_sandboxes.bubblewrap.arguments import HOST_USERS, Base, agent_command, arguments, check_place
 from glmgym_sandboxes.bubblewrap.host import Host, Layer, upper_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from glmgym_sandboxes import scratch
+from glmgym import scratch
 
 
 def copy_in(layer: str) -> Path:

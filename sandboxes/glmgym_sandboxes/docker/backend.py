@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from glmgym.errors import ConfigError, SandboxFailure, boundary
+from glmgym.owner import HOST_LABEL, OWNER_LABEL, Owner
 from glmgym.sandbox import BoxSpec, SandboxProvider
 from glmgym.settings import Settings, parse_settings
 from glmgym_sandboxes import agent
@@ -40,7 +41,6 @@ from glmgym_sandboxes.fork import Snapshot
 from glmgym_sandboxes.gateway import PLACE as GATEWAY_PLACE
 from glmgym_sandboxes.gateway import open_gateway
 from glmgym_sandboxes.images import ImageStore, default_root
-from glmgym_sandboxes.owner import HOST_LABEL, OWNER_LABEL, Owner
 from glmgym_sandboxes.pool import WarmPool
 
 logger = logging.getLogger(__name__)

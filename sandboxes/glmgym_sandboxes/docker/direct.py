@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmgym_sandboxes import scratch
+from glmgym import scratch
 
 SOCKET = "agent"  # in the directory that a box sees as PLACE
 PLACE = "/run/glmgym"

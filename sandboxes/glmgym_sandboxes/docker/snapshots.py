@@ -6,8 +6,8 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator
 
+from glmgym.owner import Owner
 from glmgym_sandboxes.docker.engine import Engine, EngineError
-from glmgym_sandboxes.owner import Owner
 
 IN_USE = 409
 
