@@ -225,7 +225,11 @@ class TestRoots:
         assert (ImageStore().rootfs(stored) / "etc/marker").read_text() == "of the image\n"
         with pytest.raises(SandboxFailure, match=r"mien.*'mine'"):
             await provider.open(BoxSpec(image="mien"))
+        with pytest.raises(SandboxFailure, match="in use"):
+            ImageStore().remove("mine")
+        assert box.is_alive
         await provider.close()
+        assert ImageStore().remove("mine") > 0
 
     def test_a_directory_s_digest_is_that_of_its_listing(self, tmp_path: Path) -> None:
         """Two looks agree; a longer file, another mode, a new name and another link are each another root."""

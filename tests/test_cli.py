@@ -25,7 +25,7 @@ from glmgym.errors import ConfigError
 
 COMMANDS = ["train", "eval", "compare", "report", "export", "envs", "init", "init env", "check", "import", "inspect"]
 COMMANDS += ["verify", "doctor", "gc"]
-COMMANDS += ["image build", "image import", "image list", "sandbox self-check"]
+COMMANDS += ["image build", "image import", "image list", "image remove", "sandbox self-check"]
 
 
 def glmgym(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -334,6 +334,45 @@ def test_the_store_lists_what_it_holds(store: ImageStore, tmp_path: Path) -> Non
     assert store.list() == []  # names of nothing
 
 
+def test_a_removed_image_is_gone_with_what_was_extracted_of_it(store: ImageStore, tmp_path: Path) -> None:
+    image = store.import_dir(write_tree(tmp_path / "tree", TREE), "one")
+    store.rootfs(image)
+    assert store.remove("one") == image.size_bytes > 0
+    left = [path for path in store.root.rglob("*") if path.is_file() and "locks" not in path.parts]
+    assert (left, list((store.root / "rootfs").iterdir()), store.list()) == ([], [], [])
+    with pytest.raises(ImageMissing, match="unknown image 'one'"):
+        store.remove("one")
+    again = store.import_dir(tmp_path / "tree", "one")
+    assert again.digest == image.digest
+    assert store.rootfs(again).is_dir()
+
+
+def test_content_with_another_name_stays(store: ImageStore, tmp_path: Path) -> None:
+    one, two = [store.import_dir(write_tree(tmp_path / name, TREE), name) for name in ("one", "two")]
+    assert one.digest == two.digest
+    assert store.remove("one") == 0
+    assert store.list() == [two]
+    assert store.rootfs(two).is_dir()
+
+
+def test_an_image_in_use_stays_whole(store: ImageStore, tmp_path: Path) -> None:
+    image = store.import_dir(write_tree(tmp_path / "tree", TREE), "one")
+    held = store.hold(image)
+    root = store.rootfs(image)
+    with pytest.raises(SandboxFailure, match="'one' is in use"):
+        store.remove("one")
+    assert (store.list(), root.is_dir()) == ([image], True)
+    os.close(held)
+    assert store.remove("one") > 0
+    with pytest.raises(SandboxFailure, match="removed while it was looked up"):
+        store.hold(image)
+
+
+def test_a_bad_name_to_remove_is_said(store: ImageStore) -> None:
+    with pytest.raises(ConfigError, match=r"image name '\.\./names/base'"):
+        store.remove("../names/base")
+
+
 def test_where_the_store_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_root() == tmp_path / "glmgym/images"

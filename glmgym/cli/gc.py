@@ -1,4 +1,4 @@
-"""``glmgym gc``: what became of each thing that carries our name, as a table or as JSON."""
+"""``glmgym gc``: what became of each thing that carries our name, as lines or as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 STYLES = {"removed": "green", "would remove": "yellow", "kept": "", "failed": "red", "skipped": "yellow"}
@@ -44,19 +43,15 @@ def show(console: Console, findings: Sequence[Finding], *, as_json: bool) -> Non
         print(json.dumps([finding.plain() for finding in findings], indent=2))
         return
     things = [finding for finding in findings if finding.result != "skipped"]
-    if things:
-        table = Table(box=None, header_style="bold")
-        table.add_column("kind", no_wrap=True)
-        table.add_column("id", overflow="fold")
-        table.add_column("owner", overflow="fold")
-        table.add_column("age", justify="right", no_wrap=True)
-        table.add_column("", overflow="fold")
-        for thing in things:
-            result = Text(thing.result, STYLES[thing.result])
-            if thing.reason:
-                result.append(f": {thing.reason}")
-            table.add_row(thing.kind, Text(thing.id), thing.owner, age(thing.age_s), result)
-        console.print(table)
+    for thing in things:  # a line each, however long: paths are there to be copied
+        line = Text(f"{thing.kind:<9} {age(thing.age_s):>6}  ")
+        line.append(f"{thing.result:<12}", STYLES[thing.result])
+        line.append(f"  {thing.id}")
+        if thing.owner not in thing.id:
+            line.append(f"  of {thing.owner}")
+        if thing.reason:
+            line.append(f": {thing.reason}")
+        console.print(line, soft_wrap=True)
     for finding in findings:
         if finding.result == "skipped":
             console.print(f"skipped {finding.id}: {finding.reason}", markup=False, highlight=False, soft_wrap=True)

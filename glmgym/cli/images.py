@@ -1,4 +1,4 @@
-"""``glmgym image``: build, import and list the images that boxes are opened from."""
+"""``glmgym image``: build, import, list and remove the images that boxes are opened from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from glmgym.registry import load_component
 
-app = typer.Typer(help="Build, import and list the images of boxes.")
+app = typer.Typer(help="Build, import, list and remove the images of boxes.")
 
 
 @app.command(name="build")
@@ -68,6 +68,21 @@ def list_images() -> None:
         created = datetime.fromisoformat(image.created).astimezone().strftime("%Y-%m-%d %H:%M")
         table.add_row(image.name, _short(image), _size(image), created)
     console.print(table)
+
+
+@app.command(name="remove")
+def remove_images(
+    names: Annotated[list[str], typer.Argument(help="Names of glmgym image list.")],
+) -> None:
+    """Remove images from this machine. What a container engine was given of them stays there."""
+    store = load_component("images", "store")()
+    console = Console(soft_wrap=True)
+    for name in names:
+        freed = store.remove(name)
+        said = (
+            f"{freed / 1e6:,.1f} MB and what was extracted of it" if freed else "its content stays: it has another name"
+        )
+        console.print(f"removed {name}: {said}", markup=False, highlight=False)
 
 
 def _with_progress(what: str, work: Callable[[Callable[[str], None]], Any]) -> Any:

@@ -26,6 +26,7 @@ from glmgym.errors import ConfigError, SandboxFailure, boundary, did_you_mean
 from glmgym_sandboxes.image_build import build_tar, load_recipe, recipe_names
 from glmgym_sandboxes.image_layers import tree_in_tar
 from glmgym_sandboxes.image_tree import Tree, tree_of_directory
+from glmgym_sandboxes.leftovers import remove_tree
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -52,7 +53,7 @@ class Image:
     @property
     def tag(self) -> str:
         """How a container engine names it."""
-        return f"glmgym/{self.name}:{self.digest.removeprefix('sha256:')[:12]}"
+        return f"glmgym/{self.name}:{_hex(self)[:12]}"
 
 
 class ImageStore:
@@ -131,7 +132,7 @@ class ImageStore:
         Raises:
             SandboxFailure: it cannot be extracted, as on a full disk; nothing is left then.
         """
-        directory = self.root / "rootfs" / image.digest.removeprefix("sha256:")
+        directory = self.root / "rootfs" / _hex(image)
         if directory.is_dir():
             return directory
         with boundary(SandboxFailure, f"extract image {image.name}"), self._locked(f"rootfs-{directory.name}"):
@@ -146,29 +147,70 @@ class ImageStore:
                     raise
         return directory
 
+    def hold(self, image: Image) -> int:
+        """A descriptor; until it is closed, or its process ends, nobody removes the image.
+
+        Raises:
+            SandboxFailure: it was removed meanwhile.
+        """
+        held = os.open(self._use(image), os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(held, fcntl.LOCK_SH)
+        if not image.tar.is_file():
+            os.close(held)
+            raise SandboxFailure(f"image {image.name!r} was removed while it was looked up")
+        return held
+
+    def remove(self, name: str) -> int:
+        """Forget a name, and its content unless another name means the same. Returns the bytes of the tar that went.
+
+        A container engine keeps the copy that it was given.
+
+        Raises:
+            ConfigError: the name is not allowed.
+            ImageMissing: there is no such image.
+            SandboxFailure: a living process opens boxes of it, or its directory cannot be removed.
+        """
+        with self._locked(f"name-{_checked(name)}"):
+            image = self.find(name)
+            with self._locked(f"content-{_hex(image)}"):
+                place = self.root / "names" / f"{name}.json"
+                if any(other.digest == image.digest for other in self.list() if other.name != name):
+                    place.unlink()
+                    return 0
+                with self._use(image).open("a") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        raise SandboxFailure(f"image {name!r} is in use: a living process opens boxes of it") from None
+                    with boundary(SandboxFailure, f"remove image {name}"):
+                        remove_tree(self.root / "rootfs" / _hex(image))
+                    image.tar.unlink()
+                    place.unlink()
+        return image.size_bytes
+
     def _store(self, name: str, tree: Tree, *, recipe: str = "", packages: Mapping[str, str] | None = None) -> Image:
         """Write the tree as the tar of ``name``; the caller holds the lock of the name."""
         partial = self._partial(name, "tar")
         with _removed_after(partial):
             with boundary(SandboxFailure, f"write image {name}"):
                 hex_digest, size = tree.write(partial)
-            tar = _open_directory(self.root / "tars") / f"{hex_digest}.tar"
             partial.chmod(0o644)
-            partial.replace(tar)
-        facts = {
-            "digest": f"sha256:{hex_digest}",
-            "size_bytes": size,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "recipe": recipe,
-            "packages": dict(packages or {}),
-            "skipped": list(tree.skipped),
-        }
-        written = self._partial(name, "json")
-        with written.open("w") as file:
-            json.dump(facts, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        written.replace(_open_directory(self.root / "names") / f"{name}.json")
+            facts = {
+                "digest": f"sha256:{hex_digest}",
+                "size_bytes": size,
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "recipe": recipe,
+                "packages": dict(packages or {}),
+                "skipped": list(tree.skipped),
+            }
+            written = self._partial(name, "json")
+            with written.open("w") as file:
+                json.dump(facts, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            with self._locked(f"content-{hex_digest}"):
+                partial.replace(_open_directory(self.root / "tars") / f"{hex_digest}.tar")
+                written.replace(_open_directory(self.root / "names") / f"{name}.json")
         return self.find(name)
 
     def _read(self, name: str) -> Image | None:
@@ -180,6 +222,9 @@ class ImageStore:
             return None
         tar = self.root / "tars" / f"{facts['digest'].removeprefix('sha256:')}.tar"
         return Image(name, tar=tar, **{**facts, "skipped": tuple(facts["skipped"])}) if tar.is_file() else None
+
+    def _use(self, image: Image) -> Path:
+        return _open_directory(self.root / "locks") / f"use-{_hex(image)}"
 
     def _partial(self, name: str, kind: str) -> Path:
         """Where something half written lies: the same each time, so the next holder of the lock writes over it."""
@@ -195,6 +240,10 @@ class ImageStore:
         with (_open_directory(self.root / "locks") / name).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _hex(image: Image) -> str:
+    return image.digest.removeprefix("sha256:")
 
 
 def default_root() -> Path:

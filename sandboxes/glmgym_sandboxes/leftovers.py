@@ -54,7 +54,7 @@ def remove(left: Leftover) -> None:
         if left.path in (place for place, _ in _mount_table()):
             raise OSError(problem)
     else:
-        _remove_tree(left.path)
+        remove_tree(left.path)
 
 
 def _groups() -> Iterator[Leftover]:
@@ -143,8 +143,12 @@ def _kill_all(group: Path) -> set[int]:
     return pids
 
 
-def _remove_tree(path: Path) -> None:
-    """With rm, which unlike Python copes with a tree of any depth: what lies in it was made inside a box."""
+def remove_tree(path: Path) -> None:
+    """With rm, which unlike Python copes with a tree of any depth: what lies in it was made inside a box, or an image.
+
+    Raises:
+        OSError: it is still there; the text says why.
+    """
     if inside := [place for place, _ in _mount_table() if place.is_relative_to(path)]:
         raise OSError(f"{inside[0]} is still mounted")
     problem = _run("rm", "-rf", "--", str(path))

@@ -7,6 +7,7 @@ mounted over must not be reached through its symlinks.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -44,10 +45,12 @@ class RootFs:
     digest: str
     users: Mapping[str, User]  # by name
     namespace: int = 0  # descriptor of the mount namespace in which ``source`` is; see ``idmapped``
+    hold: int = 0  # the store's, for an image of the store
 
     def close(self) -> None:
-        if self.namespace:
-            os.close(self.namespace)
+        for descriptor in (self.namespace, self.hold):
+            if descriptor:
+                os.close(descriptor)
 
 
 def open_root(image: str, run_as: tuple[int, int] | None) -> RootFs:
@@ -61,26 +64,30 @@ def open_root(image: str, run_as: tuple[int, int] | None) -> RootFs:
         ImpossibleBox: no such directory, or a root no box can be made of.
         SandboxFailure: no such image, or it cannot be extracted or mapped.
     """
-    if image.startswith("/"):
-        directory = Path(image)
-        if not directory.is_dir():
-            raise ImpossibleBox(f"image {image!r}: no such directory; give a root filesystem or an image's name")
-        digest = listing_digest(directory)
-    else:
-        store = ImageStore()
-        found = store.find(image)
-        directory, digest = store.rootfs(found), found.digest
-    refuse_symlinks(directory, ("proc", "dev", "tmp", "run", "etc"))
-    users = _users(directory)
-    if run_as is not None:
-        return RootFs(directory, idmapped.PLACE, digest, users, _mapped_namespace(directory, run_as))
-    owner = directory.stat().st_uid
-    if owner != os.geteuid():
-        raise ImpossibleBox(
-            f"image {image!r}: {directory} belongs to user {owner}, and bubblewrap shows a box only one user's files; "
-            f"make a copy as user {os.geteuid()}, or import it: glmgym image import {directory} --name NAME"
-        )
-    return RootFs(directory, str(directory), digest, users)
+    with contextlib.ExitStack() as failing:
+        hold = 0
+        if image.startswith("/"):
+            directory = Path(image)
+            if not directory.is_dir():
+                raise ImpossibleBox(f"image {image!r}: no such directory; give a root filesystem or an image's name")
+            digest = listing_digest(directory)
+        else:
+            store = ImageStore()
+            found = store.find(image)
+            hold = store.hold(found)
+            failing.callback(os.close, hold)
+            directory, digest = store.rootfs(found), found.digest
+        refuse_symlinks(directory, ("proc", "dev", "tmp", "run", "etc"))
+        source, namespace = str(directory), 0
+        if run_as is not None:
+            source, namespace = idmapped.PLACE, _mapped_namespace(directory, run_as)
+        elif (owner := directory.stat().st_uid) != os.geteuid():
+            raise ImpossibleBox(
+                f"image {image!r}: {directory} belongs to user {owner}, and bubblewrap shows a box only one user's "
+                f"files; make a copy as user {os.geteuid()}, or import it: glmgym image import {directory} --name NAME"
+            )
+        failing.pop_all()
+        return RootFs(directory, source, digest, _users(directory), namespace, hold)
 
 
 def find_user(wanted: str, users: Mapping[str, User]) -> User:
