@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,8 @@ NUMBERS = {
 }
 def call(name, *args):
     number = NUMBERS[name][platform.machine() == "aarch64"]
-    return ctypes.get_errno() if libc.syscall(number, *args) == -1 else 0
+    whole = [ctypes.c_long(each) if isinstance(each, int) else each for each in args]  # an int is half a register
+    return ctypes.get_errno() if libc.syscall(number, *whole) == -1 else 0
 def attempt(function, *args):
     try:
         function(*args)
@@ -69,18 +70,20 @@ class Arena:
     params=[
         pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
         pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("podman", marks=pytest.mark.docker),
     ]
 )
-def backend(request: pytest.FixtureRequest) -> str:
-    """Each backend that works here; in CI all must."""
-    request.getfixturevalue({"bubblewrap": "bubblewrap_works", "docker": "docker_base"}[request.param])
-    name: str = request.param
-    return name
+def opener(request: pytest.FixtureRequest) -> Callable[[], SandboxProvider]:
+    """Opens each backend that works here; in CI all must."""
+    needed = {"bubblewrap": "bubblewrap_works", "docker": "docker_base", "podman": "podman_socket"}[request.param]
+    found = request.getfixturevalue(needed)
+    settings = {"warm": 0, "socket": found} if request.param == "podman" else {"warm": 0}
+    return lambda: load_component("sandboxes", request.param)(settings)
 
 
 @pytest.fixture
-async def arena(backend: str) -> AsyncIterator[Arena]:
-    provider: SandboxProvider = load_component("sandboxes", backend)({"warm": 0})
+async def arena(opener: Callable[[], SandboxProvider]) -> AsyncIterator[Arena]:
+    provider = opener()
     attacked = await provider.open(BoxSpec())
     try:
         yield Arena(provider, attacked)
@@ -305,9 +308,11 @@ async def test_tracing_the_agent(arena: Arena) -> None:
     seen = await tried(
         arena.box,
         """
+ours = ctypes.create_string_buffer(16)
+pieces = [(ctypes.c_void_p * 2)(ctypes.addressof(ours), 16), (ctypes.c_void_p * 2)(0x10000, 16)]  # of struct iovec
 told(
     attach=call("ptrace", 16, 1, 0, 0), seize=call("ptrace", 0x4206, 1, 0, 0),
-    read=call("process_vm_readv", 1, ctypes.create_string_buffer(16), 0, ctypes.create_string_buffer(16), 1, 0),
+    read=call("process_vm_readv", 1, pieces[0], 1, pieces[1], 1, 0),
     getfd=call("pidfd_getfd", os.pidfd_open(1), 0, 0),
     mem=attempt(open, "/proc/1/mem", "r+b"), environ=attempt(open, "/proc/1/environ", "rb"),
     fd=attempt(os.listdir, "/proc/1/fd"), root=attempt(os.listdir, "/proc/1/root"),

@@ -122,11 +122,13 @@ def tmpfs(spec: BoxSpec, user: tuple[int, int], podman: bool) -> dict[str, str]:
     """Sized memory over /tmp and, unless the root is writable and holds it, the working directory.
 
     The owner is given since runc sets the mode of a directory that the image has at that place, whatever is asked for.
+    Over a read-only root podman mounts memory of its own, without a size, on /run, /tmp and /var/tmp unless told.
     """
     size = f"exec,size={spec.limits.disk_mb}m,mode=1777"
     owner = "U" if podman else f"uid={user[0]},gid={user[1]}"
     work = {posixpath.normpath(spec.cwd): f"{size},{owner}"}
-    return {**({} if spec.writable_root else work), "/tmp": size}
+    closed = {"/run": "ro,size=64k", "/var/tmp": "ro,size=64k"} if podman else {}
+    return {**({} if spec.writable_root else {**closed, **work}), "/tmp": size}
 
 
 def user_in(passwd: str, user: str) -> tuple[int, int] | None:
