@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiodocker
 
+from glmgym import scratch
 from glmgym.owner import Owner
 from glmgym_sandboxes import leftovers
 
@@ -31,6 +32,11 @@ def gone() -> Owner:
 
 def left_by(owner: Owner) -> list[leftovers.Leftover]:
     return [left for left in leftovers.find() if left.owner == owner]
+
+
+def own_places() -> set[Path]:
+    """This process's places on disk; a browser that earlier tests left running has one."""
+    return set((scratch.root() / str(Owner.current())).glob("*"))
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from garbage import left_by
+from garbage import left_by, own_places
 from harvested_root import harvest
 from sandbox_contract import OpenBox, SandboxContract, bash, host_processes, new_mark
 
@@ -174,6 +174,7 @@ class TestRoots:
     @pytest.mark.parametrize("own_system", [False, True])
     async def test_forks_of_a_writable_root(self, provider: BubblewrapProvider, image: str, own_system: bool) -> None:
         """Root, working directory and /tmp as they are now, what was removed included; a fork's fork, too."""
+        before = own_places()
         box = await provider.open(BoxSpec(image="" if own_system else image, writable_root=True))
         await bash(box, "mkdir -p /opt /etc; echo a > /opt/made; echo b > made; echo c > /tmp/made; rm /etc/hosts")
         await bash(box, "ln -s /etc/shadow /opt/link; chmod 640 /opt/made")
@@ -187,7 +188,7 @@ class TestRoots:
         assert (await bash(grandchild, "cat /opt/made")).stdout == b"d\n"
         assert (await bash(other, "cat /opt/made")).stdout == b"a\n"
         assert (await bash(box, "echo it runs on")).stdout == b"it runs on\n"
-        assert own_scratch() == []
+        assert own_places() == before
         fresh = await provider.open(BoxSpec(image="" if own_system else image, writable_root=True))
         assert (await bash(fresh, "ls /work /tmp; ls /etc/hosts")).stdout == b"/tmp:\n\n/work:\n/etc/hosts\n"
 
@@ -195,17 +196,18 @@ class TestRoots:
         self, provider: BubblewrapProvider, image: str
     ) -> None:
         """Cancelled while the box is stopped and copied, which the scratch directory shows."""
+        before = own_places()
         box = await provider.open(BoxSpec(image=image, writable_root=True))
         await bash(box, "head -c 50000000 /dev/zero > /opt/much")
         forking = asyncio.create_task(box.fork())
         for _ in range(100_000):
-            if own_scratch() or forking.done():
+            if own_places() != before or forking.done():
                 break
             await asyncio.sleep(0)
         assert not forking.done()
         forking.cancel()
         await asyncio.gather(forking, return_exceptions=True)
-        assert own_scratch() == []
+        assert own_places() == before
         assert (await bash(box, "echo fine")).stdout == b"fine\n"
 
     async def test_an_image_of_the_store_has_its_digest(
@@ -480,7 +482,3 @@ def open_directory(path: Path) -> Path:
 
 def own_groups() -> list[Path]:
     return [left.path for left in left_by(Owner.current()) if left.kind == "cgroup"]
-
-
-def own_scratch() -> list[Path]:
-    return [left.path for left in left_by(Owner.current()) if left.kind == "scratch"]

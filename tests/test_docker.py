@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 from docker_engine import PrivateEngine
+from garbage import own_places
 from sandbox_contract import FileContract, OpenBox, SandboxContract, bash, count, host_processes, new_mark, until
 
-from glmgym import scratch
 from glmgym.errors import ConfigError, SandboxDead, SandboxFailure
 from glmgym.owner import Owner
 from glmgym.sandbox import BoxFileError, BoxSpec, CommandError, Limits, Network, Sandbox, probe
@@ -300,7 +300,7 @@ print(errno("syscall", 250, 0, 0, 0, 0, 0), errno("socket", 2, 3, 1), errno("soc
             assert (await bash(box, "echo on; ls -A /run/glmgym", timeout_s=5)).stdout == b"on\n"
         finally:
             os.kill(shim, signal.SIGCONT)
-        assert not any(scratch.root().glob(f"{Owner.current()}/*"))
+        assert not [place for place in own_places() if (place / "box").exists()]
 
     async def test_where_no_socket_leads_to_the_agent_the_engine_does(
         self, provider: DockerProvider, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

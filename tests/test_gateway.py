@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from garbage import own_places
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glmgym import scratch
 from glmgym.errors import SandboxFailure
-from glmgym.owner import Owner
 from glmgym.registry import load_component
 from glmgym.sandbox import BoxSpec, Network, Sandbox, SandboxProvider
 from glmgym_sandboxes.gateway import SOCKET, Gateway, allows, proxy_environment
@@ -196,7 +195,7 @@ async def provider(backend: str) -> AsyncIterator[SandboxProvider]:
     opened: SandboxProvider = load_component("sandboxes", backend)({"warm": 0})
     yield opened
     await opened.close()
-    assert not [path for path in scratch.root().glob(f"{Owner.current()}/*") if (path / SOCKET).exists()]
+    assert not [place for place in own_places() if (place / SOCKET).exists()]
 
 
 async def fetch(box: Sandbox, url: str) -> str:
