@@ -1,17 +1,18 @@
 """What boxes and episodes need on disk while they live: ``OWNER/N`` below one directory of this user's.
 
-``glmgym gc`` removes those of dead owners, so that a killed process leaves nothing for good. Blocking: call it off the
-event loop.
+``glmgym gc`` removes those of dead owners, so that a killed process leaves nothing for good. Blocking, but for
+``async_temporary``: call it off the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from glmgym.owner import Owner
@@ -43,6 +44,16 @@ def new_place(mode: int = 0o700) -> Path:
         place.mkdir(mode=0o700)
         place.chmod(mode)
     return place
+
+
+@contextlib.asynccontextmanager
+async def async_temporary() -> AsyncIterator[Path]:
+    """``temporary`` off the event loop."""
+    place = await asyncio.to_thread(new_place)
+    try:
+        yield place
+    finally:
+        await asyncio.to_thread(remove, place)
 
 
 @contextlib.contextmanager

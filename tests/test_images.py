@@ -347,6 +347,29 @@ def test_a_removed_image_is_gone_with_what_was_extracted_of_it(store: ImageStore
     assert store.rootfs(again).is_dir()
 
 
+def test_half_a_removal_is_never_half_an_image(store: ImageStore, tmp_path: Path) -> None:
+    """Killed while it deletes: the directory of that content is whole again at its next use."""
+    image = store.import_dir(write_tree(tmp_path / "tree", TREE), "one")
+    root = store.rootfs(image)
+    before = sorted(path.relative_to(root) for path in root.rglob("*"))
+    code = """
+import os, signal, sys
+from pathlib import Path
+from glmgym_sandboxes import images
+def half(path):
+    if path.exists():
+        next(each for each in path.rglob("*") if each.is_file()).unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+images.remove_tree = half
+images.ImageStore(Path(sys.argv[1])).remove("one")
+"""
+    assert subprocess.run([sys.executable, "-c", code, store.root]).returncode == -9
+    again = store.import_dir(tmp_path / "tree", "one")
+    assert again.digest == image.digest
+    root = store.rootfs(again)
+    assert sorted(path.relative_to(root) for path in root.rglob("*")) == before
+
+
 def test_content_with_another_name_stays(store: ImageStore, tmp_path: Path) -> None:
     one, two = [store.import_dir(write_tree(tmp_path / name, TREE), name) for name in ("one", "two")]
     assert one.digest == two.digest

@@ -182,10 +182,15 @@ class ImageStore:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
                         raise SandboxFailure(f"image {name!r} is in use: a living process opens boxes of it") from None
+                    directory = self.root / "rootfs" / _hex(image)
+                    partial = directory.with_suffix(".partial")  # killed from here on: the next extraction clears it
                     with boundary(SandboxFailure, f"remove image {name}"):
-                        remove_tree(self.root / "rootfs" / _hex(image))
-                    image.tar.unlink()
-                    place.unlink()
+                        if directory.is_dir():
+                            remove_tree(partial)
+                            directory.rename(partial)
+                        place.unlink()
+                        image.tar.unlink()
+                        remove_tree(partial)
         return image.size_bytes
 
     def _store(self, name: str, tree: Tree, *, recipe: str = "", packages: Mapping[str, str] | None = None) -> Image:

@@ -266,11 +266,13 @@ class Chromium:
         """End the browser and its driver; the next visit starts them again."""
         browser, self._browser = self._browser, None
         driver, self._playwright = self._playwright, None
-        if browser is not None:
-            await browser.close()
-        if driver is not None:
-            await driver.stop()
-        self._loop.clear()
+        try:
+            if browser is not None:
+                await browser.close()
+            if driver is not None:
+                await driver.stop()
+        finally:
+            self._loop.clear()
 
     async def _take_slot(self) -> None:
         if self._slots.locked():

@@ -172,8 +172,7 @@ async def separate(
     agents = _box_of(view)
     notes = list(await signs(agents, home=home, verifier=(VERIFIER,), shell=shell, python=python))
     async with contextlib.AsyncExitStack() as opened:
-        kept = await asyncio.to_thread(scratch.new_place)
-        opened.push_async_callback(asyncio.to_thread, scratch.remove, kept)
+        kept = await opened.enter_async_context(scratch.async_temporary())
         collected: list[tuple[Artifact, Path]] = []
         for number, each in enumerate(artifacts):
             artifact = Artifact(each) if isinstance(each, str) else each

@@ -159,7 +159,7 @@ async def grade_in_place(boxes: Boxes, stage: Stage, box: Sandbox, python: str, 
     notes = await signs(box, home=boxes.workdir, verifier=(modes.VERIFIER,), python=python) if python else ()
     if boxes.spec.network:
         await box.set_network(boxes.verifier_network(stage))
-    with scratch.temporary() as directory:
+    async with scratch.async_temporary() as directory:
         tests = directory / "tests"
         await asyncio.to_thread(_rewrite, stage.tests, tests, logs)
         run = _shell_runner(boxes, stage, shell) if boxes.task.own.tests_in_agent_shell else _runner(boxes, stage, box)

@@ -51,6 +51,7 @@ class Process:
         return self._child.returncode
 
     async def connect(self) -> None:
+        """Open the pipes. Cancelled, or with an OSError, it closes them and sees the process off first."""
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(self.see_off)

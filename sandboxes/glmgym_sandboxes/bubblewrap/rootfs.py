@@ -78,6 +78,7 @@ def open_root(image: str, run_as: tuple[int, int] | None) -> RootFs:
             failing.callback(os.close, hold)
             directory, digest = store.rootfs(found), found.digest
         refuse_symlinks(directory, ("proc", "dev", "tmp", "run", "etc"))
+        users = _users(directory)
         source, namespace = str(directory), 0
         if run_as is not None:
             source, namespace = idmapped.PLACE, _mapped_namespace(directory, run_as)
@@ -87,7 +88,7 @@ def open_root(image: str, run_as: tuple[int, int] | None) -> RootFs:
                 f"files; make a copy as user {os.geteuid()}, or import it: glmgym image import {directory} --name NAME"
             )
         failing.pop_all()
-        return RootFs(directory, source, digest, _users(directory), namespace, hold)
+        return RootFs(directory, source, digest, users, namespace, hold)
 
 
 def find_user(wanted: str, users: Mapping[str, User]) -> User:
