@@ -39,6 +39,12 @@ def own_places() -> set[Path]:
     return set((scratch.root() / str(Owner.current())).glob("*"))
 
 
+def mounts_naming(*names: str) -> list[str]:
+    """This machine's mounts that name one of these; others come and go with the tests beside."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if any(name in line for name in names)]
+
+
 @asynccontextmanager
 async def engine() -> AsyncIterator[aiodocker.Docker]:
     """A client of the Docker engine."""

@@ -22,7 +22,7 @@ from typing import Any
 import aiodocker
 import pytest
 from episodes import CHAT, DONE, play
-from garbage import alone, engine
+from garbage import alone, engine, mounts_naming
 from sandbox_contract import host_processes, new_mark
 
 from glmgym.env import Opening, ScoreView, Task
@@ -108,9 +108,8 @@ class Driver:
         name = str(self.owner)
         processes = host_processes(self.mark, anywhere=True)
         groups = [directory for directory, _, _ in os.walk("/sys/fs/cgroup") if name in directory]
-        mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
         scratch = [str(path) for path in Path("/tmp").glob(f"glmgym-*/{name}*")]
-        return [*(f"process {pid}" for pid in processes), *groups, *mounts, *scratch]
+        return [*(f"process {pid}" for pid in processes), *groups, *mounts_naming(name), *scratch]
 
 
 async def left_in_engine(owner: Owner) -> list[str]:

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+from garbage import mounts_naming
 from sandbox_contract import FileContract, OpenBox, SandboxContract, bash, host_processes, new_mark
 
 from glmgym.errors import ConfigError, SandboxDead, SandboxFailure
@@ -144,7 +144,7 @@ class TestBubblewrap(SandboxContract):
 
     def test_a_driver_killed_outright_leaves_nothing(self, bubblewrap_works: None) -> None:
         """X5 for bubblewrap: SIGKILL of the driver ends boxes in use and warm ones; no mount was ever made outside."""
-        mark, mounts = new_mark(), mount_points()
+        mark = new_mark()
         driver = subprocess.Popen([sys.executable, "-c", DRIVER, mark], stdout=subprocess.PIPE)
         assert driver.stdout is not None
         assert driver.stdout.readline() == b"ready\n"
@@ -159,7 +159,7 @@ class TestBubblewrap(SandboxContract):
             time.sleep(0.02)
         assert family & agent.proc_table().keys() == set()
         assert host_processes(mark) == []
-        assert mount_points() == mounts
+        assert mounts_naming(mark, f"/{driver.pid}-") == []
         memory = cgroup.find("memory")
         if memory is not None:
             memory.sweep()
@@ -379,12 +379,6 @@ def run_filter(program: bytes, arch: int, number: int, first: int, second: int) 
         else:
             true = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
             at += if_true if true else if_false
-
-
-def mount_points() -> list[str]:
-    """Those of this machine, but for a container engine's, which come and go."""
-    places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return [place for place in places if "docker" not in place and "containerd" not in place]
 
 
 def offspring(pid: int) -> set[int]:

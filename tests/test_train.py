@@ -117,7 +117,7 @@ def test_an_interrupt_stops_cleanly_and_resume_finishes(tmp_path: Path, bubblewr
     )  # fmt: skip
     assert again.returncode == 0, again.stdout + again.stderr
     assert checkpoint.latest(out).step == step + 1  # type: ignore[union-attr]
-    assert runs.left_over(out) == []
+    runs.wait_until_gone(out)
 
 
 @pytest.fixture

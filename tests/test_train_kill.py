@@ -8,11 +8,11 @@ import os
 import random
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import training_runs as runs
+from garbage import mounts_naming
 
 from glmgym.events import CheckpointSaved, Event, ParityChecked, StepFinished
 from glmgym.store import State, TrajectoryStore
@@ -25,7 +25,6 @@ from glmgym_trainers.runlog import read_rows
 KILLS = 20 if os.environ.get("GLMGYM_SOAK") else 3
 BATCH_SIZE = 8  # of training_runs.SMALL
 LAST_KILL_S = 14.0  # imports take some seconds of it
-GONE_WITHIN_S = 10.0
 
 
 @pytest.mark.slow
@@ -33,7 +32,6 @@ GONE_WITHIN_S = 10.0
 def test_killed_at_random_moments_and_resumed(tmp_path: Path, bubblewrap_works: None) -> None:
     """S4, S1, X5: each id is trained at most once over all lives, the law holds in each, the boxes end with the run."""
     out, rng = tmp_path / "run", random.Random(7)
-    before = runs.mounts(out)
     endless = (*runs.SMALL, "trainer.steps=100000")
     consumed: dict[str, int | None] = {}
     for life in range(KILLS):
@@ -45,8 +43,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, bubblewrap_works: 
             runs.kill(process)
         else:
             pytest.fail(f"life {life} ended by itself:\n{output}")
-        _wait_until_gone(out)
-        assert runs.mounts(out) == before
+        runs.wait_until_gone(out)
+        assert mounts_naming(str(out), f"/{process.pid}-") == []
         consumed = _check_store(out, consumed)
         print(f"life {life}: killed after {moment:.1f} s, {len(consumed)} trajectories consumed")
     latest = checkpoint.latest(out)
@@ -54,7 +52,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, bubblewrap_works: 
     last = runs.start(out, resume=(out / "config.toml").exists(), settings=(*runs.SMALL, f"trainer.steps={steps}"))
     output = last.communicate(timeout=300)[0]
     assert last.returncode == 0, output
-    _wait_until_gone(out)
+    runs.wait_until_gone(out)
     assert len(_check_store(out, consumed)) == BATCH_SIZE * (steps + 1)  # one batch more warmed the critic up
     assert not verify_run(out).problems
     _check_numbers(out)
@@ -78,7 +76,7 @@ def test_killed_between_any_two_parts_of_an_update(tmp_path: Path, bubblewrap_wo
         life.start()
         life.join(60)
         assert life.exitcode == -signal.SIGKILL, moment
-        _wait_until_gone(out)
+        runs.wait_until_gone(out)
         latest = checkpoint.latest(out)
         assert (latest and latest.step) == saved, moment
         with TrajectoryStore.open(out / "trajectories" / "store.sqlite", read_only=True) as store:
@@ -131,10 +129,3 @@ def _check_store(out: Path, consumed_before: dict[str, int | None]) -> dict[str,
     assert consumed_before.items() <= consumed.items()
     assert all(list(consumed.values()).count(step) == BATCH_SIZE for step in set(consumed.values()))
     return consumed
-
-
-def _wait_until_gone(out: Path) -> None:
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while left := runs.left_over(out):
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)

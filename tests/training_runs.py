@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 MARK = "GLMGYM_TEST_RUN"  # in the environment of a run and of every process it starts outside a box
@@ -58,10 +59,12 @@ def left_over(out: Path) -> list[str]:
     return found
 
 
-def mounts(out: Path) -> set[str]:
-    """Mount points of this machine, without those that other tests make in their own temporary directories."""
-    points = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
-    return {point for point in points if "/pytest-of-" not in point or point.startswith(str(out))}
+def wait_until_gone(out: Path, within_s: float = 10.0) -> None:
+    """Return once nothing is left over; a box that another test's killed run leaves is seen for a moment too."""
+    deadline = time.monotonic() + within_s
+    while left := left_over(out):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
 
 
 def kill(process: subprocess.Popen[str]) -> None:
