@@ -34,6 +34,7 @@ from glmgym.owner import HOST_LABEL, OWNER_LABEL, Owner, why_kept
 from glmgym_sandboxes import cgroup, leftovers
 from glmgym_sandboxes.gc import Finding, collect_garbage
 
+NEVER = 10**9  # ticks from now: nothing else started then
 OTHER_BOOT = "0123456789ab"
 BINDS = [f"{path}:{path}:ro" for path in ("/usr", "/bin", "/lib", "/lib64") if Path(path).exists()]
 NOBODY = 65534
@@ -115,7 +116,7 @@ class TestOwner:
         assert owner is not None
         assert owner.pid == 1
         assert owner.is_alive()
-        assert not replace(owner, start=owner.start + 1).is_alive()
+        assert not replace(owner, start=owner.start + NEVER).is_alive()  # every box beside has a 1 in there too
         child.communicate("\n")
         assert not owner.is_alive()
 
