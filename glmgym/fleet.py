@@ -31,6 +31,7 @@ from glmgym.registry import EnvSpec
 from glmgym.rollout import House, Job, job_seed, run_trajectory
 from glmgym.settings import Settings
 from glmgym.store import TrajectoryStore
+from glmgym.threads import in_thread
 from glmgym.trajectory import NO_VERSION, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,6 @@ class Fleet:
         self._changed = asyncio.Condition()
         self._crash: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_retrying = 0  # failed attempts whose slot is kept for their successor
         self._succeeded_at = 0.0  # on the loop's clock: the latest attempt without a failure
         self._last_failure = ""
         self._failures_in_a_row = 0
@@ -148,7 +148,7 @@ class Fleet:
                 if self._failures_in_a_row >= self._settings.max_failures:
                     raise RolloutStalled(self._stalled(f"{self._failures_in_a_row} attempts failed in a row"))
                 if not self._must_hold(version) and (ids := await self._choose(version)):
-                    return await asyncio.to_thread(self._store.take_ids, ids)
+                    return await in_thread(self._store.take_ids, ids)
                 if self._discarded_in_a_row >= self._settings.max_refill:
                     raise NoSignal(f"{self._discarded_in_a_row} groups in a row were discarded; {self._last_discarded}")
                 try:
@@ -214,30 +214,38 @@ class Fleet:
 
     async def _has_capacity(self) -> bool:
         counts = await asyncio.to_thread(self._store.counts)
-        return counts.unfinished + self._num_retrying < self._capacity
+        return counts.unfinished < self._capacity
 
     async def _issue(self, spec: EnvSpec, task: Task, group_id: str) -> Job:
         """Record an attempt as issued under the version it will start with."""
         version = self._house.engine.version
-        name = await asyncio.to_thread(self._store.issue, task.id, spec.id, version=version, group_id=group_id)
+        name = await in_thread(self._store.issue, task.id, spec.id, version=version, group_id=group_id)
+        return self._job(name, version, spec, task, group_id)
+
+    async def _retry(self, job: Job, failed: Trajectory, group_id: str) -> Job:
+        """The successor of a failed attempt; of the two, one is live."""
+        version = self._house.engine.version
+        name = await in_thread(self._store.retry, failed, version=version, group_id=group_id)
+        del self._live[job.id]
+        return self._job(name, version, job.spec, job.task, group_id)
+
+    def _job(self, name: str, version: int, spec: EnvSpec, task: Task, group_id: str) -> Job:
         self._live[name] = version
         return Job(name, task, spec, job_seed(self._seed, name), group_id)
 
     async def _attempt(self, job: Job, group_id: str) -> None:
         """An attempt and, while it fails in a way that a retry may help, its successors in the same slot."""
         for retries_left in reversed(range(self._settings.max_retries + 1)):
-            await asyncio.to_thread(self._store.start, job.id)
+            await in_thread(self._store.start, job.id)
             trajectory = await self._play(job, self._house)
             failure = trajectory.outcome.failure
             again = failure is not None and failure.retryable and retries_left > 0
-            self._num_retrying += again  # before its row is discarded: the slot is never free in between
-            await asyncio.to_thread(self._store.finish, trajectory)
-            self._note(trajectory)
             if not again:
+                await in_thread(self._store.finish, trajectory)
+                self._note(trajectory)
                 break
-            failed, job = job, await self._issue(job.spec, job.task, group_id)
-            del self._live[failed.id]  # at once: of the two, one is live
-            self._num_retrying -= 1
+            job = await self._retry(job, trajectory, group_id)
+            self._note(trajectory)
             async with self._changed:
                 self._changed.notify_all()  # take may have waited for the failed one alone
         async with self._changed:
@@ -280,7 +288,7 @@ class Fleet:
 
     async def _discard(self, ids: Sequence[str], reason: str) -> None:
         """Never to be trained; their slots are free."""
-        await asyncio.to_thread(self._store.discard, ids, reason)
+        await in_thread(self._store.discard, ids, reason)
         self._changed.notify_all()
 
     def _note(self, trajectory: Trajectory) -> None:

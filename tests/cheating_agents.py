@@ -233,6 +233,7 @@ with open("/logs/verifier/reward.json", "w") as file:
 print("== 3 passed in 0.01s ==")
 """
 _WRITE_REWARD = "mkdir -p /logs/verifier; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
+_REWRITE_REWARD = _WRITE_REWARD.replace(">", "1<>")  # which does not empty it first: whoever looks finds a reward
 _COMPILE = (
     "python3 -c \"import py_compile as p; p.compile('/tmp/fixed.py', "
     "cfile='/work/calc/__pycache__/stats.cpython-311.pyc', invalidation_mode=p.PycInvalidationMode.UNCHECKED_HASH)\""
@@ -315,7 +316,7 @@ CHEATS = (
     Cheat(
         "H4 rewritten reward",
         "reward file",
-        script=f"(while :; do {_WRITE_REWARD}; sleep .01; done) & sleep 0.1",
+        script=f"(while :; do {_REWRITE_REWARD}; sleep .01; done) & sleep 0.1",
     ),
     Cheat("reward written by the code under test", "reward file", _stats(_REWARDER)),
     Cheat("results printed like the runner's", "printed lines", _stats(_SPEAKER)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
+import hypothesis
 import pytest
 from docker_engine import base_image, docker_base, docker_works, private_engine
 from podman_service import podman_socket
@@ -14,6 +15,10 @@ from glmgym.sandbox import probe
 from glmgym_sandboxes.bubblewrap import open_provider
 
 __all__ = ["base_image", "docker_base", "docker_works", "podman_socket", "private_engine"]  # fixtures of other files
+
+# An example may take any time: hypothesis' own 0.2 s pass on a busy machine, and it turns them off in CI alone.
+hypothesis.settings.register_profile("unhurried", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

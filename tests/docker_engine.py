@@ -26,6 +26,7 @@ from glmgym_sandboxes.docker.images import DEFAULT_IMAGE
 from glmgym_sandboxes.images import ImageMissing, ImageStore
 
 START_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 60.0
 # Files of a dead engine below its execution directory that make the next one wait a minute and give up.
 STALE = ("containerd.pid", "containerd.toml", "containerd.sock", "containerd.sock.ttrpc", "containerd-debug.sock")
 
@@ -70,7 +71,7 @@ def docker_works() -> None:
     """Skips where no engine answers and none may be started, with the reason; in CI that is a failure."""
     with _one_at_a_time("engine"):
         socket = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or DEFAULT_SOCKET
-        problem = asyncio.run(_ping(socket))
+        problem = asyncio.run(ping(socket))
         if problem and in_ci():
             problem = _start_engine(socket)
     _settle(problem)
@@ -112,13 +113,31 @@ def private_engine(docker_works: None) -> Iterator[PrivateEngine]:
     engine.start()
     yield engine
     engine.close()
-    for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):  # it leaves its own directory mounted
-        if (place := Path(line.split()[4])).is_relative_to(root):
-            subprocess.run(["umount", place], check=True)
-    shutil.rmtree(root)
+    clear(root)
 
 
-async def _ping(socket: str) -> str:
+def clear(root: Path) -> None:
+    """Remove what an engine that ended left, its own directory mounted among it.
+
+    Its helpers may be ending still: what one of them holds, or removes itself meanwhile, is looked at again.
+    """
+    end = time.monotonic() + END_TIMEOUT_S
+    while True:
+        try:
+            for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
+                if (place := Path(line.split()[4])).is_relative_to(root):
+                    subprocess.run(["umount", place], check=True)
+            shutil.rmtree(root)
+        except (OSError, subprocess.CalledProcessError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+async def ping(socket: str) -> str:
+    """Why no engine answers there, "" if one does."""
     engine = Engine(socket)
     try:
         await engine.info()
@@ -163,7 +182,7 @@ def _launch(options: list[str], log: Path, *, namespace: Sequence[str] = ()) -> 
 def _wait_for(process: subprocess.Popen[bytes], socket: str, log: Path) -> str:
     end = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end and process.poll() is None:
-        if not asyncio.run(_ping(socket)):
+        if not asyncio.run(ping(socket)):
             return ""
         time.sleep(0.2)
     last = log.read_text("utf-8", "replace").strip().splitlines()[-5:]

@@ -88,5 +88,5 @@ def surroundings(**more: str) -> dict[str, str]:
 def glmgym(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
     """One command in a process of its own."""
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=120, check=False, env=surroundings(**more)
+        command(*arguments), capture_output=True, text=True, timeout=300, check=False, env=surroundings(**more)
     )

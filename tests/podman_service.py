@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docker_engine import in_ci
+from docker_engine import clear, in_ci, ping
 
 START_TIMEOUT_S = 60.0
 
@@ -34,7 +35,7 @@ def podman_socket(docker_base: None) -> Iterator[str]:
             [*argv, "system", "service", "--time=0", f"unix://{socket}"], stdout=log, stderr=log, start_new_session=True
         )
     end = time.monotonic() + START_TIMEOUT_S
-    while not socket.exists():
+    while asyncio.run(ping(str(socket))):  # its file is there a moment before it listens
         if service.poll() is not None or time.monotonic() > end:
             pytest.fail("podman's service did not start: " + (root / "log").read_text("utf-8", "replace")[-500:])
         time.sleep(0.1)
@@ -43,13 +44,11 @@ def podman_socket(docker_base: None) -> Iterator[str]:
     service.wait(START_TIMEOUT_S)
     while any(str(root) in text for text in _command_lines()):  # it cleans up after each container when it pleases
         time.sleep(0.1)
-    for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
-        if (place := Path(line.split()[4])).is_relative_to(root):
-            subprocess.run(["umount", place], check=True)
-    shutil.rmtree(root)
+    clear(root)
 
 
 def _command_lines() -> Iterator[str]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            yield path.read_text("utf-8", "replace")
+    for entry in os.listdir("/proc"):  # a pattern would look at the files: ESRCH of one that ends is no end of that
+        if entry.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                yield Path("/proc", entry, "cmdline").read_text("utf-8", "replace")

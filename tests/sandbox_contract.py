@@ -6,12 +6,16 @@ A backend's test class gives ``open_box``; whatever the spec asks for, the box t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import time
 from typing import ClassVar
 
 import pytest
 
+from glmgym_sandboxes.client import AgentBox
+from glmgym_sandboxes.pool import WarmPool
 from glmgym_sandboxes.selfcheck import CHECKS, Check, NotApplicable, Subject
 from glmgym_sandboxes.selfcheck.check import OpenBox, Unmet
 from glmgym_sandboxes.selfcheck.observe import bash, count, host_processes, new_mark, number, until
@@ -28,7 +32,17 @@ __all__ = [
     "number",
     "tree_of",
     "until",
+    "warm_boxes",
 ]
+
+
+async def warm_boxes(pool: WarmPool) -> list[AgentBox]:
+    """The boxes that wait for a user, once there are any."""
+    end = time.monotonic() + 60
+    while not (ready := [box for boxes in pool._ready.values() for box in boxes]):
+        assert time.monotonic() < end, "no warm box came"
+        await asyncio.sleep(0.02)
+    return ready
 
 
 def each(*, runs_commands: bool) -> pytest.MarkDecorator:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from garbage import left_by, own_places
+from garbage import alone, left_by, own_places
 from harvested_root import harvest
 from sandbox_contract import OpenBox, SandboxContract, bash, host_processes, new_mark
 
@@ -100,7 +100,7 @@ class TestWritableRoot(SandboxContract):
     )
     async def test_destruction_is_death_or_harmless(self, box: Sandbox, attack: str) -> None:
         """X2: what was destroyed is missing, by name or with the loader's exit code; never a made-up success."""
-        await bash(box, attack, timeout_s=5)
+        await bash(box, attack)
         if attack.startswith("rm -rf /bin"):
             with pytest.raises((SandboxDead, CommandError), match=r"bash|is gone"):
                 await bash(box, "echo fine")
@@ -251,41 +251,58 @@ class TestRoots:
         assert len(set(digests)) == 5
 
     async def test_closing_leaves_no_descriptor_and_no_group(self, image: str, bubblewrap_works: None) -> None:
-        def ours() -> list[str]:
-            links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
-            return [os.readlink(link) for link in links if os.path.exists(link) and "mnt:[" in os.readlink(link)]
+        """Beside what earlier tests left; while a warm box starts, descriptors come and go."""
 
+        def ours() -> set[str]:
+            links = []
+            for fd in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):
+                    links.append(os.readlink(f"/proc/self/fd/{fd}"))
+            return {link for link in links if "mnt:[" in link}
+
+        before = (ours(), set(own_groups()))
         provider = open_provider({"warm": 1})
         for writable in (False, True):
             await provider.open(BoxSpec(image=image, writable_root=writable))
-        assert len(ours()) == (1 if os.geteuid() == 0 else 0)
-        assert own_groups() != [] or "no memory control group" in provider.limits_note
+        assert len(ours() - before[0]) == (1 if os.geteuid() == 0 else 0)
+        assert set(own_groups()) - before[1] or "no memory control group" in provider.limits_note
         await provider.close()
-        assert (ours(), own_groups()) == ([], [])
+        assert (ours() - before[0], set(own_groups()) - before[1]) == (set(), set())
 
     def test_a_killed_driver_leaves_nothing(self, image: str, bubblewrap_works: None) -> None:
-        """X5: SIGKILL while boxes over an image live and one of them is forked; then what glmgym gc does."""
+        """X5: SIGKILL while boxes over an image live and one of them is forked; then what glmgym gc does.
+
+        What it was about to start when it died is not among its family, but has our words in its command line.
+        """
         mark = new_mark()
         driver = subprocess.Popen([sys.executable, "-c", DRIVER, mark, image], stdout=subprocess.PIPE)
         assert driver.stdout is not None
         assert driver.stdout.readline() == b"ready\n"
         owner = next(left.owner for left in leftovers.find() if left.owner.pid == driver.pid)
-        end = time.monotonic() + 5
-        while not (scratch.root() / str(owner)).exists() and time.monotonic() < end:
-            time.sleep(0.001)
-        assert (scratch.root() / str(owner)).exists()
+        end = time.monotonic() + 20
+        while len(host_processes(mark)) < 2 and time.monotonic() < end:
+            time.sleep(0.02)
         assert len(host_processes(mark)) == 2
+        while not (forking := (scratch.root() / str(owner)).exists()) and time.monotonic() < end:
+            time.sleep(0.001)
+        assert forking
         family = agent.descendants(agent.proc_table(), driver.pid) - {driver.pid}
         driver.kill()
         driver.wait()
         driver.stdout.close()
-        end = time.monotonic() + 5
-        while family & agent.proc_table().keys() and time.monotonic() < end:
+
+        def running() -> set[int]:
+            named = [pid for word in (mark, str(owner)) for pid in host_processes(word, anywhere=True)]
+            return {*named, *(family & agent.proc_table().keys())}
+
+        end = time.monotonic() + 20
+        while running() and time.monotonic() < end:
             time.sleep(0.02)
-        assert family & agent.proc_table().keys() == set()
-        for left in left_by(owner):
-            leftovers.remove(left)
-        assert (host_processes(mark), left_by(owner)) == ([], [])
+        assert running() == set()
+        with alone():
+            for left in left_by(owner):
+                leftovers.remove(left)
+        assert left_by(owner) == []
 
 
 class TestUsers:
@@ -396,16 +413,27 @@ class TestWhatCannotBe:
 
 class TestControlGroups:
     async def test_cpu_time_is_limited(self, provider: BubblewrapProvider) -> None:
-        """0.2 CPUs for 1.5 s of a busy loop give 0.3 s, and a first period's slack of 0.1 s per thread."""
+        """0.2 CPUs for 1.5 s of a busy loop give 0.3 s, and a first period's slack of 0.1 s per thread.
+
+        Where others leave the box less than that, it is rarely throttled: it goes on until it was.
+        """
         if "CPU time is not limited" in provider.limits_note:
             pytest.skip(provider.limits_note)
+        before = own_groups()
         box = await provider.open(BoxSpec(limits=Limits(cpus=0.2)))
-        loop = "import time; e = time.monotonic() + 1.5\nwhile time.monotonic() < e: pass\nprint(time.process_time())"
-        used_s = float((await box.run(["python3", "-c", loop])).stdout)
-        assert used_s < 0.45
-        (group,) = [path for path in own_groups() if (path / "cpu.stat").exists()]
-        facts = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-        assert int(facts["nr_throttled"]) > 3
+        (group,) = [path for path in own_groups() if path not in before and (path / "cpu.stat").exists()]
+
+        def throttled() -> int:
+            facts = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+            return int(facts["nr_throttled"])
+
+        loop = "import time; e = time.monotonic() + 1.5; s = time.process_time()\nwhile time.monotonic() < e: pass\n"
+        for _ in range(20):
+            used_s = float((await box.run(["python3", "-c", f"{loop}print(time.process_time() - s)"])).stdout)
+            assert used_s < 0.45
+            if throttled() > 3:
+                break
+        assert throttled() > 3
 
     def test_one_group_holds_all_limits_of_the_second_generation(self, tmp_path: Path) -> None:
         kinds: dict[cgroup.Kind, float] = {"memory": 64 << 20, "cpu": 0.5, "pids": 7}

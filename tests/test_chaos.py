@@ -108,7 +108,7 @@ class Driver:
         name = str(self.owner)
         processes = host_processes(self.mark, anywhere=True)
         groups = [directory for directory, _, _ in os.walk("/sys/fs/cgroup") if name in directory]
-        scratch = [str(path) for path in Path("/tmp").glob(f"glmgym-*/{name}*")]
+        scratch = [str(path) for path in Path(f"/tmp/glmgym-{os.getuid()}").glob(f"{name}*")]
         return [*(f"process {pid}" for pid in processes), *groups, *mounts_naming(name), *scratch]
 
 
@@ -194,7 +194,7 @@ class PrivateEngine:
         command = ["unshare", "--net", "dockerd", "--bridge=none", "--iptables=false", f"--host=unix://{self.socket}"]
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen([*command, *places], stderr=log)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while not asyncio.run(answers(self.socket)):
             if self.process.poll() is not None or time.monotonic() > end:
                 raise AssertionError("\n".join((self.directory / "log").read_text().splitlines()[-5:]))
@@ -210,9 +210,12 @@ class PrivateEngine:
         if self.process is not None:
             self.process.terminate()
             self.process.wait(60)
-        for pid in host_processes(str(self.directory), anywhere=True):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + 20
+        while (pids := host_processes(str(self.directory), anywhere=True)) and time.monotonic() < end:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)  # for the kernel to end them: none may write below what goes now
         for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
             if line.split()[4].startswith(f"{self.directory}/"):
                 subprocess.run(["umount", "-l", line.split()[4]], check=True)
@@ -231,20 +234,21 @@ async def answers(socket: str) -> bool:
 
 
 class Worker(ToolEnv):
-    """Each call of its tool runs a program in the box; each call releases ``busy``."""
+    """Each call of its tool runs a program in the box for ``work_s``; each call releases ``busy``."""
 
     box: Sandbox | None = None
 
-    def __init__(self, busy: asyncio.Semaphore) -> None:
+    def __init__(self, busy: asyncio.Semaphore, work_s: float = 1.0) -> None:
         super().__init__()
-        self._busy = busy
+        self._busy, self._work_s = busy, work_s
 
     @tool
     async def work(self) -> str:
-        """Work for a second."""
+        """Work for a while."""
         assert self.box is not None
         self._busy.release()
-        return (await self.box.run(["sh", "-c", "sleep 1; echo worked"])).text
+        script = f"sleep {self._work_s}; echo worked"
+        return (await self.box.run(["sh", "-c", script], timeout_s=self._work_s + 30)).text
 
     tools = (work,)
 
@@ -280,7 +284,8 @@ async def test_an_engine_killed_and_started_again_fails_only_the_rollouts_it_ran
         await asyncio.to_thread(own.start)
         await (await docker.open(BoxSpec())).close()  # brings the image into this engine
         busy = [asyncio.Semaphore(0) for _ in range(7)]
-        affected = [asyncio.create_task(play(Worker(begun), SCRIPT, provider=docker)) for begun in busy[:3]]
+        # These are to be at work when the engine dies, however long the last one's start takes.
+        affected = [asyncio.create_task(play(Worker(begun, 90.0), SCRIPT, provider=docker)) for begun in busy[:3]]
         others = [asyncio.create_task(play(Worker(begun), SCRIPT, provider=bubblewrap)) for begun in busy[3:6]]
         async with asyncio.timeout(60):
             for begun in busy[:6]:

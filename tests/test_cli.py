@@ -33,7 +33,7 @@ def glmgym(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedP
         [sys.executable, "-c", "from glmgym.cli import main; main()", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
@@ -286,13 +286,13 @@ def test_an_interrupted_evaluation_keeps_what_finished(tmp_path: Path, bubblewra
     out = tmp_path / "out"
     process = start("eval", "--policy", "quickstart", "--suite", "terminal-basics", "--tasks", 400, "--out", out)
     path = out / "trajectories" / "store.sqlite"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (path.exists() and _records(path)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=60)
+    shown, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in errors
     kept = _records(path)

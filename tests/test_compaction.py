@@ -329,7 +329,7 @@ async def test_wall_time_ends_a_summary_and_keeps_what_was_written() -> None:
         Echo(),
         [LOOK, [*NOTE, *NOTE]],
         context_length=len(PROMPT) + len(PAIR) + 39,
-        budget=Budget(wall_s=0.1),
+        budget=Budget(wall_s=1.0),  # the turn before takes a millisecond
         fault=lambda session, turn: Fault.STALL if turn else None,
         compaction=settings,
     )

@@ -155,23 +155,28 @@ async def test_a_text_that_is_none_is_refused(bad: list[int]) -> None:
 async def test_closing_fails_whoever_waits() -> None:
     """One text is being computed and may end well; those behind it fail, and none is left waiting."""
     scorer = PrefillScorer(tiny_glm())
-    waiting = [asyncio.ensure_future(scorer.score([index] * CONTEXT)) for index in range(30)]
+    waiting = [asyncio.ensure_future(scorer.score([index % VOCAB] * CONTEXT)) for index in range(400)]
     await asyncio.sleep(0)
     await asyncio.wait_for(scorer.close(), TIMEOUT_S)
     outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), TIMEOUT_S)
     failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    assert len(failed) >= 20
+    assert len(failed) >= 200  # of half a second's worth
     assert all(isinstance(outcome, EngineFailure) and "closed" in str(outcome) for outcome in failed)
 
 
-async def test_a_cancelled_text_leaves_the_queue() -> None:
-    scorer = PrefillScorer(tiny_glm())
-    waiting = [asyncio.ensure_future(scorer.score([index] * CONTEXT)) for index in range(400)]
+async def test_a_cancelled_text_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are computed before the rest is cancelled; how many is counted, since a time says little about it."""
+    scorer, computed = PrefillScorer(tiny_glm()), []
+    states = scorer._states
+    monkeypatch.setattr(scorer, "_states", lambda token_ids: computed.append(len(token_ids)) or states(token_ids))
+    waiting = [asyncio.ensure_future(scorer.score([index % VOCAB] * CONTEXT)) for index in range(400)]
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert len(await asyncio.wait_for(scorer.score(PROMPT), 1.0)) == 2  # 400 texts take longer
+    assert len(await asyncio.wait_for(scorer.score(PROMPT), TIMEOUT_S)) == 2
+    assert computed[-1] == 2
+    assert len(computed) < 200
     await scorer.close()
 
 

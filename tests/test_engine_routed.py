@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from engine_contract import CONTEXT, PROMPT, EngineContract
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmgym.engine import Engine, GenerateParams, Weights
@@ -40,6 +40,7 @@ class TestRoutedEngineContract(EngineContract):
         return Weights(version)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20), st.permutations(NAMES), st.sampled_from(NAMES))
 def test_only_the_sessions_of_an_engine_that_leaves_move(session: str, names: list[str], leaving: str) -> None:
     """Invariant 15, exactly."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,17 @@ def request_of(index: int) -> tuple[list[int], GenerateParams]:
 
 class TestTorchEngineContract(EngineContract):
     @pytest.fixture
-    async def engine(self, model: Glm4ForCausalLM) -> AsyncIterator[Engine]:
+    async def engine(self, model: Glm4ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
+        """Its tokens of session "slow" take 20 ms each, lest it ends before an event loop that waits for a core."""
         engine = TorchEngine(model, max_slots=4, context_length=CONTEXT, version=3)
+        scheduler = engine._scheduler
+        step = scheduler.step
+
+        def patient() -> None:
+            time.sleep(0.02 if scheduler._find("slow") else 0.0)
+            step()
+
+        monkeypatch.setattr(scheduler, "step", patient)
         yield engine
         await engine.close()
 
@@ -334,8 +344,8 @@ async def test_a_cancelled_request_gives_its_slot_back(model: Glm4ForCausalLM) -
 
 
 async def test_a_queued_request_may_be_aborted_before_it_has_a_token(model: Glm4ForCausalLM) -> None:
-    engine = TorchEngine(model, max_slots=1, context_length=CONTEXT)
-    first = asyncio.ensure_future(engine.generate(PROMPT, GenerateParams(max_tokens=250), session="a"))
+    engine = TorchEngine(model, max_slots=1, context_length=LONG_CONTEXT)
+    first = asyncio.ensure_future(engine.generate(PROMPT, GenerateParams(max_tokens=2000), session="a"))
     second = asyncio.ensure_future(engine.generate(PROMPT, GenerateParams(max_tokens=250), session="b"))
     await asyncio.sleep(0)
     await engine.abort("b")

@@ -25,6 +25,14 @@ def test_wilson_by_hand(share: float, n: int, low: float, high: float) -> None:
     assert wilson(share, n) == pytest.approx((low, high), abs=1e-5)
 
 
+def test_wilson_holds_the_share() -> None:
+    """At 10 of 10 tasks rounding put the upper end a hair below 1: a run crashed as it drew that error bar."""
+    for n in range(1, 200):
+        for k in range(n + 1):
+            low, high = wilson(k / n, n)
+            assert 0.0 <= low <= k / n <= high <= 1.0
+
+
 def test_solved_or_not_gets_wilsons_interval_over_tasks() -> None:
     """5 of 10 tasks; a second attempt with the same result tells nothing new about other tasks."""
     for attempts in (1, 2):

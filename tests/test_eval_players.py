@@ -89,7 +89,7 @@ async def test_an_episode_on_messages() -> None:
         ((turn(LOOK, tokens=5), turn(content="done", tokens=4)), {"max_sampled_tokens": 10}, Stop.DONE, 2),
         ((turn(content="do", tokens=10, cut=True),), {"max_sampled_tokens": 10}, Stop.BUDGET, 1),
         ((turn(LOOK), ContextFull("too many tokens")), {}, Stop.CONTEXT_FULL, 1),
-        ((turn(LOOK), 5.0), {"wall_s": 0.1}, Stop.BUDGET, 1),
+        ((turn(LOOK), 30.0), {"wall_s": 1.0}, Stop.BUDGET, 1),
     ],
 )
 async def test_stop_rules_are_the_rollouts(lines: Any, budget: dict[str, Any], stop: Stop, turns: int) -> None:
@@ -216,7 +216,7 @@ async def test_a_model_behind_an_endpoint_plays_with_tools() -> None:
         ([Answer(status=429, headers={"Retry-After": "0"})], 2),
         ([Answer(status=503), Answer(status=500)], 3),
         ([Answer(hangs_up=True)], 2),
-        ([Answer(delay_s=3.0)], 2),
+        ([Answer(delay_s=30.0)], 2),
     ],
 )
 async def test_trouble_that_passes_is_tried_again(trouble: list[Answer], requests: int) -> None:
@@ -226,7 +226,7 @@ async def test_trouble_that_passes_is_tried_again(trouble: list[Answer], request
         number = next(seen)
         return trouble[number] if number < len(trouble) else assistant("done")
 
-    found = await asked(rule, timeout_s=0.4)
+    found = await asked(rule, timeout_s=2.0)
     assert found.outcome.total() == 1.0
     assert next(seen) == requests
 

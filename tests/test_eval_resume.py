@@ -57,7 +57,7 @@ def test_kill_and_resume_give_the_same_table(tmp_path: Path) -> None:
 def _kill_after(count: int, arguments: list[str], out: Path) -> int:
     """Start, SIGKILL once so many attempts are on disk, and how many there are then."""
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=surroundings())
-    path, deadline = out / ATTEMPTS, time.monotonic() + 60
+    path, deadline = out / ATTEMPTS, time.monotonic() + 180
     while not (path.exists() and path.read_bytes().count(b"\n") >= count):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -80,7 +80,7 @@ BREAKING = """
 
 def test_failures_are_made_again_and_a_kill_in_between_loses_nothing(tmp_path: Path) -> None:
     """E1, X7: a third of the tasks fails while a flag stands; resumed without it, the table is that of a whole run."""
-    suite, flag = write_environment(tmp_path, seconds=0.02, name="breaking"), tmp_path / "down"
+    suite, flag = write_environment(tmp_path, seconds=0.05, name="breaking"), tmp_path / "down"
     text = suite.read_text().replace("    tools = (wait,)\n", BREAKING.replace("FLAG", repr(str(flag))))
     suite.write_text(
         text.replace("import random\n", "import random\nfrom pathlib import Path\n", 1).replace(
@@ -100,7 +100,8 @@ def test_failures_are_made_again_and_a_kill_in_between_loses_nothing(tmp_path: P
     assert {len(a.replaced) for a in read_attempts(out) if a.id in failed} == {1}  # a cause that stays, once more
     assert len((out / ATTEMPTS).read_text().splitlines()) == 60
     flag.unlink()
-    _kill_after(64, command("eval", *ask, "--out", out, "--resume"), out)
+    slowly = ("--max-live", 2)  # the kill must come before the last of them
+    _kill_after(64, command("eval", *ask, *slowly, "--out", out, "--resume"), out)
     between = {attempt.id: attempt.outcome for attempt in read_attempts(out)}
     assert len(between) == 60
     assert 0 < sum(not outcome.is_valid for outcome in between.values()) < len(failed)

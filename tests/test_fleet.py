@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -26,7 +28,7 @@ from glmgym.events import OnEvent
 from glmgym.fleet import Fleet, FleetSettings, RolloutStalled, is_stale
 from glmgym.messages import Message
 from glmgym.rollout import House
-from glmgym.store import State, TrajectoryStore
+from glmgym.store import Counts, State, TrajectoryStore
 from glmgym.trajectory import NO_VERSION, Outcome, Reward, Segment, Span, SpanKind, Stop, Trajectory
 
 
@@ -41,13 +43,13 @@ class Site:
 
     async def learn(self, batch: list[Trajectory]) -> None:
         ids = [trajectory.id for trajectory in batch]
-        self.store.begin_step(ids, self.engine.version + 1)
+        await asyncio.to_thread(self.store.begin_step, ids, self.engine.version + 1)  # as a run does: it may wait long
         await self.engine.switch(Weights(self.engine.version + 1))
-        self.store.consume(ids, version=self.engine.version)
+        await asyncio.to_thread(self.store.consume, ids, version=self.engine.version)
         await self.fleet.freed()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - the store tells nobody
                 await asyncio.sleep(0.002)
 
@@ -63,16 +65,17 @@ async def running(
     chat: Chat = CHAT,
     turns: list[list[int]] | None = None,
     version: int = 0,
+    store_class: type[TrajectoryStore] = TrajectoryStore,
     **options: Any,
 ) -> AsyncIterator[Site]:
     """A started fleet over a store of its own, closed at the end; the law is checked then."""
     engine = ScriptedEngine(turns or [DONE], version=version)
-    with TemporaryDirectory() as directory, TrajectoryStore.open(Path(directory) / "store.sqlite") as store:
+    with TemporaryDirectory() as directory, store_class.open(Path(directory) / "store.sqlite") as store:
         fleet = Fleet(
             zip(itertools.repeat(spec_of(make)), itertools.count() if indices is None else indices),
             House(engine, chat, None),
             store,
-            FleetSettings(**{"stall_s": 5.0, **options}),
+            FleetSettings(**{"stall_s": 60.0, **options}),
             batch_size=batch_size,
             group_size=group_size,
             on_event=on_event,
@@ -178,6 +181,65 @@ def test_conservation_admission_and_age_hold_at_every_step(
     asyncio.run(run())
 
 
+class SlowlyIssued(TrajectoryStore):
+    """The thread that issues is off the CPU for a while before it has the store."""
+
+    asked = 0
+
+    def issue(self, task_id: str, env_id: str, *, version: int, group_id: str = "") -> str:
+        self.asked += 1
+        time.sleep(0.1)
+        return super().issue(task_id, env_id, version=version, group_id=group_id)
+
+
+async def test_nothing_is_issued_after_the_end() -> None:
+    """Cancelling does not stop a thread: what it issued after the last look would stay unfinished for ever."""
+    async with running(Echo, batch_size=2, store_class=SlowlyIssued) as site:
+        assert isinstance(site.store, SlowlyIssued)
+        await site.until(lambda: site.store.asked > 0)  # type: ignore[attr-defined]
+        await site.fleet.close()
+        await asyncio.sleep(0.3)
+        counts = site.store.counts()
+        assert (counts.issued, counts.not_started, counts.running) == (1, 0, 0)
+
+
+class SlowlyCounted(TrajectoryStore):
+    """Threads that are off the CPU for a while: before they issue, and between a look and its answer."""
+
+    def issue(self, task_id: str, env_id: str, *, version: int, group_id: str = "") -> str:
+        time.sleep(0.05)
+        return super().issue(task_id, env_id, version=version, group_id=group_id)
+
+    def counts(self) -> Counts:
+        found = super().counts()
+        if found.discarded and threading.current_thread() is not threading.main_thread():
+            time.sleep(0.2)
+        return found
+
+
+async def test_a_slot_is_never_free_between_a_failed_attempt_and_its_successor() -> None:
+    """A count from before the successor was issued, read after it, took the slot for free: one attempt too many."""
+    fail, succeed, attempts = asyncio.Event(), asyncio.Event(), itertools.count()
+
+    class FailsOnce(Echo):
+        async def step(self, reply: Message) -> Step:
+            if self.task.id == "train/0":
+                if next(attempts) == 0:
+                    await fail.wait()
+                    raise SandboxFailure("no box")
+                await succeed.wait()
+            return await super().step(reply)
+
+    async with running(FailsOnce, batch_size=2, max_staleness=0, store_class=SlowlyCounted) as site:
+        await site.until(lambda: site.store.counts().ready == 1)
+        fail.set()
+        await site.until(lambda: site.store.counts().discarded == 1)
+        await site.fleet.freed()  # as any other attempt's end: whoever waits for a slot looks again
+        await asyncio.sleep(0.6)
+        counts = site.store.counts()
+        assert (counts.ready, counts.unfinished, counts.issued) == (1, 2, 3)
+
+
 # Nothing is too old
 
 
@@ -230,6 +292,7 @@ async def test_take_waits_for_an_attempt_that_one_more_update_would_make_too_old
     """max_staleness 1: an attempt born at version 0 is trained at 1 at the latest, so the batch at 1 waits for it."""
     make, gates = gated(0)
     async with running(make, batch_size=2, max_staleness=1) as site:
+        await site.until(lambda: site.store.counts().ready == 3)  # in whatever order they end, the oldest are taken
         first = await site.take()  # at version 0 there is still time
         assert [trajectory.task_id for trajectory in first] == ["train/1", "train/2"]
         await site.learn(first)
@@ -268,18 +331,20 @@ async def test_slow_tasks_are_not_starved() -> None:
 
 
 async def test_a_group_is_taken_whole_once_its_last_member_has_ended() -> None:
-    make, gates = gated(0)
-    made = itertools.count()
+    gate, stepped = asyncio.Event(), itertools.count()
 
-    def third_waits() -> Env:
-        return make() if next(made) == 2 else Echo()
+    class ThirdWaits(Echo):
+        async def step(self, reply: Message) -> Step:
+            if self.task.id == "train/0" and next(stepped) == 2:
+                await gate.wait()
+            return await super().step(reply)
 
-    async with running(third_waits, batch_size=3, group_size=3, max_staleness=1) as site:
+    async with running(ThirdWaits, batch_size=3, group_size=3, max_staleness=1) as site:
         taking = asyncio.ensure_future(site.take())
         batch = await taking  # the second group overtakes the first, which has an open member
         assert [trajectory.task_id for trajectory in batch] == ["train/1"] * 3
         assert len({trajectory.group_id or trajectory.id for trajectory in batch}) == 1
-        gates["train/0"].set()
+        gate.set()
         await site.learn(batch)
         assert [trajectory.task_id for trajectory in await site.take()] == ["train/0"] * 3
 
@@ -355,6 +420,7 @@ async def test_a_stall_names_who_is_running() -> None:
     """S2: of 3 attempts one never returns; the batch of 3 cannot be filled."""
     make, _ = gated(1)
     async with running(make, batch_size=3, max_staleness=0, stall_s=0.2) as site:
+        await site.until(lambda: site.store.counts().ready == 2 and site.fleet.num_live == 1)  # however long that takes
         with pytest.raises(RolloutStalled, match=r"0.2 s; running: t00000002$"):
             await site.take()
 
@@ -366,7 +432,7 @@ async def test_attempts_that_only_fail_are_a_stall_with_the_reason() -> None:
         async def step(self, reply: Message) -> Step:
             raise EnvFailure("the data set is missing")
 
-    async with running(Broken, batch_size=1, stall_s=0.8) as site, asyncio.timeout(5):
+    async with running(Broken, batch_size=1, stall_s=0.8) as site, asyncio.timeout(60):
         with pytest.raises(RolloutStalled, match="latest failure: env: the data set is missing"):
             await site.take()
 
@@ -383,7 +449,7 @@ async def test_failures_in_a_row_end_the_run_long_before_the_clock(every: int, s
             return await super().step(reply)
 
     options = {"batch_size": 8, "max_live": 1, "max_retries": 0, "max_failures": 5, "stall_s": 60.0}
-    async with running(Failing, **options) as site, asyncio.timeout(10):
+    async with running(Failing, **options) as site, asyncio.timeout(50):
         if stalls:
             with pytest.raises(
                 RolloutStalled, match=r"^\d+ attempts failed in a row; .* env: the data set is missing$"
@@ -416,28 +482,39 @@ async def test_close_is_quick_though_an_environment_ignores_cancellation() -> No
 
 
 async def test_the_event_loop_stays_responsive() -> None:
-    """S6, loosely: 16 episodes of 8 kB observations hold up a 1 ms timer for less than half a second."""
+    """S6, loosely: 16 episodes of 8 kB observations compute for less than half a second between two 1 ms timers.
+
+    In seconds of this thread's own, since a loaded machine may let it wait; what waits for something else has ten times
+    as long. The garbage of earlier tests is not looked through here.
+    """
 
     class Wordy(Echo):
         async def step(self, reply: Message) -> Step:
             step = await super().step(reply)
             return Step(tuple(Message("tool", "word " * 1_600) for _ in step.observation), step.terminated)
 
+    computed: list[float] = []
     lags: list[float] = []
 
     async def tick() -> None:
         while True:
-            before = time.monotonic()
+            before, own = time.monotonic(), time.thread_time()
             await asyncio.sleep(0.001)
+            computed.append(time.thread_time() - own)
             lags.append(time.monotonic() - before - 0.001)
 
-    ticking = asyncio.ensure_future(tick())
-    async with running(Wordy, batch_size=8, max_staleness=0, turns=[LOOK, DONE]) as site:
-        for _ in range(2):
-            await site.learn(await site.take())
-    ticking.cancel()
+    gc.freeze()
+    try:
+        ticking = asyncio.ensure_future(tick())
+        async with running(Wordy, batch_size=8, max_staleness=0, turns=[LOOK, DONE]) as site:
+            for _ in range(2):
+                await site.learn(await site.take())
+        ticking.cancel()
+    finally:
+        gc.unfreeze()
     assert len(lags) > 10
-    assert max(lags) < 0.5
+    assert max(computed) < 0.5
+    assert max(lags) < 5
 
 
 @pytest.mark.parametrize(("tau", "stale"), [(3, True), (4, False)])

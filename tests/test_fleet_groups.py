@@ -45,10 +45,11 @@ def _index(task_id: str) -> int:
 
 
 async def settled(site: Site, num_groups: int, group_size: int) -> None:
-    """Wait until so many groups have ended."""
+    """Wait until so many groups have ended and are settled: whoever settles the last holds what ``freed`` waits for."""
     counts = site.store.counts
     await site.until(lambda: counts().issued == num_groups * group_size and counts().unfinished == counts().ready)
-    await asyncio.sleep(0.02)
+    await site.until(lambda: site.fleet.num_live == 0)
+    await site.fleet.freed()
 
 
 # Votes
@@ -109,8 +110,8 @@ async def test_a_member_that_became_too_old_has_no_vote(dynamic_sampling: bool) 
         assert site.fleet.num_dropped == 1
         assert site.fleet.num_no_signal == 0
         taking.cancel()
-        reasons = [row.reason for row in site.store.summaries(State.DISCARDED)]
-        assert reasons == ["stale at version 2", "failed: sandbox", "1 of 2 attempts are valid"]
+        reasons = sorted(row.reason for row in site.store.summaries(State.DISCARDED))  # either member may have failed
+        assert reasons == ["1 of 2 attempts are valid", "failed: sandbox", "stale at version 2"]
 
 
 async def test_a_group_that_shrinks_while_it_waits_is_dropped_whole() -> None:
@@ -133,8 +134,8 @@ async def test_a_group_that_shrinks_while_it_waits_is_dropped_whole() -> None:
         assert site.fleet.num_dropped == 0
         with pytest.raises(RolloutStalled, match="no attempt succeeded"):
             await site.take()
-        reasons = [row.reason for row in site.store.summaries(State.DISCARDED)]
-        assert reasons == ["stale at version 2", "failed: sandbox", "1 of 2 attempts are valid"]
+        reasons = sorted(row.reason for row in site.store.summaries(State.DISCARDED))  # either member may have failed
+        assert reasons == ["1 of 2 attempts are valid", "failed: sandbox", "stale at version 2"]
         assert (site.fleet.num_stale, site.fleet.num_dropped) == (1, 1)
 
 
@@ -197,11 +198,11 @@ async def test_filtering_does_not_shrink_capacity() -> None:
     async with running(
         scoring(rewards), batch_size=batch_size, group_size=group_size, max_staleness=1, dynamic_sampling=True
     ) as site:
-        capacity = 2 * batch_size
-        await site.until(lambda: site.store.counts().ready == capacity)
+        capacity, equal = 2 * batch_size, equal_groups * group_size
+        await site.until(lambda: (now := site.store.counts()).ready == capacity and now.discarded >= equal)
         await asyncio.sleep(0.05)
         counts = site.store.counts()
-        assert (counts.discarded, counts.unfinished) == (equal_groups * group_size, capacity)
+        assert (counts.discarded, counts.unfinished) == (equal, capacity)
         for _ in range(3):
             batch = await site.take()
             assert len(batch) == batch_size
@@ -231,7 +232,7 @@ async def test_nothing_but_equal_outcomes_is_an_error_after_max_refill(max_refil
 async def test_groups_that_are_always_half_broken_end_the_run_too() -> None:
     """Every other attempt succeeds, so nothing stalls; yet no group may train."""
     make = scoring(lambda task, k: _done(1.0) if k % 2 else EnvFailure("the data set is missing"))
-    async with running(make, batch_size=2, group_size=2, max_refill=5, max_live=1) as site, asyncio.timeout(10):
+    async with running(make, batch_size=2, group_size=2, max_refill=5, max_live=1) as site, asyncio.timeout(60):
         with pytest.raises(NoSignal, match=r"latest, 1 of 2 attempts are valid \(env: .*the data set is missing\)"):
             await site.take()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -95,9 +96,10 @@ async def test_what_is_not_named_or_not_understood_is_refused(
     request_line: str, status: str, said: str, tmp_path: Path
 ) -> None:
     async with site() as (port, asked):
-        async with site() as (closed, _):
-            pass
-        line = request_line.format(port=port, closed=closed, other=port - 1)
+        with socket.socket() as bound:  # held and never listened on: nobody else on this machine gets the port
+            bound.bind(("127.0.0.1", 0))
+            closed = bound.getsockname()[1]
+            LINE request_line.format(port=port, closed=closed, other=port - 1)
         async with gateway(Network(hosts=(f"localhost:{port}", f"localhost:{closed}")), tmp_path) as opened:
             answer = (await ask(tmp_path, f"{line}\n\n")).decode()
             place = line.split()[1].removeprefix("http://").rstrip("/") if len(line.split()) > 1 else ""

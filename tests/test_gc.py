@@ -8,6 +8,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from typing import Any
 import aiodocker
 import pytest
 from garbage import alone, engine, gone
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from sandbox_contract import host_processes, new_mark
@@ -62,6 +63,7 @@ def look_as_nobody_at(owner: Owner) -> None:
 
 
 class TestOwner:
+    @settings(deadline=None)
     @given(st.builds(Owner, st.integers(1, 4194304), st.integers(0, 2**64 - 1), st.from_regex(r"\A[0-9a-f]{12}\Z")))
     def test_its_text_is_read_back(self, owner: Owner) -> None:
         assert Owner.parse(str(owner)) == owner
@@ -104,9 +106,11 @@ class TestOwner:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="making a process namespace without a user namespace takes root")
     def test_a_process_in_a_container_below_is_seen_by_its_pid_in_there(self) -> None:
+        """Its pid in there is one that no box beside has, as they have a 1: one may start within the same tick."""
         code = "import os; from glmgym.owner import *; print(Owner.current()); input()"
+        late = 'for n in $(seq 500); do (:); done; "$@"; exit'
         child = subprocess.Popen(
-            ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
+            ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", late, "sh", sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -114,9 +118,9 @@ class TestOwner:
         assert child.stdout
         owner = Owner.parse(child.stdout.readline().strip())
         assert owner is not None
-        assert owner.pid == 1
+        assert 500 < owner.pid < 600
         assert owner.is_alive()
-        assert not replace(owner, start=owner.start + NEVER).is_alive()  # every box beside has a 1 in there too
+        assert not replace(owner, start=owner.start + NEVER).is_alive()
         child.communicate("\n")
         assert not owner.is_alive()
 
@@ -238,7 +242,7 @@ class TestEngine:
         assert of(findings, dead) == {left.id[:12]: "removed"}
         assert of(findings, living)[ours.id[:12]] == "kept"
         assert await workshop.ids(dead) == set()
-        assert await workshop.ids(living) == {ours.id[:12]}
+        assert ours.id[:12] in await workshop.ids(living)  # which earlier tests may have given others
         await ours.delete()
         assert of(await collect_garbage(), dead) == {}
 
@@ -308,7 +312,7 @@ class TestEngine:
         assert await workshop.ids(dead) == set()
         for report in reports:
             assert set(of(report, dead).values()) <= {"removed"}
-        assert len(of(reports[0], dead)) >= 3
+        assert max(len(of(report, dead)) for report in reports) >= 3, "whoever looked first saw them"
         await asyncio.gather(removing, return_exceptions=True)
 
 
@@ -328,11 +332,12 @@ def collect(*, dry_run: bool = False) -> list[Finding]:
 class TestThisMachine:
     @pytest.fixture
     def scratch(self, only_us: None) -> Iterator[Path]:
+        """What a test makes here goes afterwards, and nothing of the processes beside, which come and go meanwhile."""
         root = scratch.root()
         root.mkdir(mode=0o700, exist_ok=True)
         before = set(root.iterdir())
         yield root
-        for path in set(root.iterdir()) - before:
+        for path in {*root.glob("precious"), *root.glob(f"{os.getpid()}-*")} - before:
             shutil.rmtree(path)
 
     def test_scratch_of_the_dead_goes_whatever_is_in_it(self, scratch: Path) -> None:
@@ -477,7 +482,7 @@ class TestCommand:
         output = glmgym_gc(before=before, DOCKER_HOST=host)
         assert said in next(line for line in output.splitlines() if line.startswith("skipped"))
         row = next(line for line in output.splitlines() if str(dead) in line)
-        assert row.split() == ["scratch", "0", "s", "removed", str(place)]
+        assert re.fullmatch(rf"scratch +\d+ s  removed +{place}", row)
         assert not place.exists()
 
     def test_json_is_the_findings(self, only_us: None) -> None:

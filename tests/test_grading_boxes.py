@@ -340,8 +340,9 @@ async def test_artifacts_are_what_is_named_and_regular(provider: SandboxProvider
     assert (await box.run(["bash", "-c", "ls /tmp"])).stdout == b""  # nothing is left of the collecting
 
 
-def own_scratch() -> Path:
-    return scratch.root() / str(Owner.current())
+def big_ones() -> list[Path]:
+    """First artifacts kept by this process. No search: an earlier test's browser has a place here and changes it."""
+    return list((scratch.root() / str(Owner.current())).glob("*/0/big"))
 
 
 async def test_a_large_artifact_passes_in_pieces(provider: SandboxProvider, box: Sandbox) -> None:
@@ -351,10 +352,10 @@ async def test_a_large_artifact_passes_in_pieces(provider: SandboxProvider, box:
     assert (await box.run(["bash", "-c", "head -c 104857600 /dev/zero > big; sha256sum big"])).exit_code == 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with separate(_view(provider, box), ["/work/big"]) as place:
-        assert [path.stat().st_size for path in own_scratch().rglob("*/big")] == [104857600]  # which glmgym gc knows
+        assert [path.stat().st_size for path in big_ones()] == [104857600]  # which glmgym gc knows
         size = (await place.box.run(["stat", "-c", "%s", "/work/big"])).stdout
     assert size == b"104857600\n"
-    assert not list(own_scratch().rglob("*/big"))
+    assert not big_ones()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40 * 1024  # KiB
 
 
@@ -372,7 +373,8 @@ async def test_a_shared_box_has_the_files_and_no_process(provider: SandboxProvid
     box = await provider.open(ROOT_SPEC)
     shell = await box.shell()
     await shell.run("mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo kept > /work/f")
-    await shell.run("(while :; do echo '{\"reward\": 1}' > /logs/verifier/reward.json; sleep .01; done) & sleep 0.1")
+    await shell.run("(while :; do echo '{\"reward\": 1}' > /logs/verifier/reward.json; sleep .01; done) &")
+    await shell.run("until [ -e /logs/verifier/reward.json ]; do sleep .01; done")
     async with shared(_view(provider, box, ROOT_SPEC), shell=shell) as place:
         look = (
             "sleep 0.2; ls -A /logs/verifier; cat /work/f; stat -c %a /logs/verifier;"
@@ -444,6 +446,22 @@ async def test_a_verifiers_directory_that_is_a_symlink_is_replaced(provider: San
     await box.run(["bash", "-c", "mkdir -p /logs /work/mine; touch /work/mine/f; ln -s /work/mine /logs/verifier"])
     await empty(box, "/logs/verifier")
     assert (await box.run(["bash", "-c", "stat -c %F /logs/verifier; ls /work/mine"])).stdout == b"directory\nf\n"
+
+
+async def test_a_directory_without_permissions_is_emptied_all_the_same(box: Sandbox) -> None:
+    """A policy that forbade itself to remove its forged reward would have had a failure for its score, not 0."""
+    await box.run(["bash", "-c", "mkdir -p logs/mine; touch logs/mine/f; chmod 500 logs/mine"])
+    assert (await box.run(["rm", "-rf", "logs"])).exit_code != 0
+    await empty(box, "/work/logs")
+    assert (await box.run(["bash", "-c", "stat -c %a logs; ls -A logs"])).stdout == b"700\n"
+
+
+async def test_a_verifiers_directory_that_the_policy_keeps_full_is_a_flag_in_place(provider: SandboxProvider) -> None:
+    box = await provider.open(ROOT_SPEC)
+    await box.run(["bash", "-c", "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; mv /bin/rm /work"])
+    async with in_place(_view(provider, box, ROOT_SPEC)) as place:
+        (flag,) = place.flags
+    assert flag.startswith("/logs/verifier of the grading box cannot be emptied: ")
 
 
 async def test_without_a_box_there_is_nothing_to_grade_in(provider: SandboxProvider) -> None:

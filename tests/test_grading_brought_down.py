@@ -20,6 +20,11 @@ pytestmark = pytest.mark.bubblewrap
 SPEC = BoxSpec(image="base", user="root", writable_root=True, limits=Limits(pids=64, disk_mb=300))
 TRUSTED = TrustedTests({"test_m.py": b"import m\n\n\ndef test_m():\n    assert m.answer() == 42\n"}, "/work")
 GOOD = b"def answer():\n    return 42\n"
+TIMEOUT_S = 20.0
+# Whoever lit it leaves once the box is full, so that a busy machine can be given time which no run then waits out.
+_GIVES_UP = "        time.sleep(0.01)"
+_LEAVES = f"        if os.getpid() == first:\n            os._exit(1)\n{_GIVES_UP}"
+BOMB = f"import os\n\nfirst = os.getpid()\n{FORK_BOMB.replace(_GIVES_UP, _LEAVES)}".encode()
 MODES: dict[str, Callable[[ScoreView], AbstractAsyncContextManager[GradingBox]]] = {
     "separate": lambda view: separate(view, [Artifact("/work")]),
     "shared": shared,
@@ -50,7 +55,7 @@ async def test_a_fork_bomb_is_a_flagged_zero(mode: str, provider: SandboxProvide
 
     box = await _with(provider, FORK_BOMB.encode())
     async with MODES[mode](ScoreView(Task("t"), (), box, open_box)) as place:
-        outcome = await run_pytest(place, TRUSTED, timeout_s=2)
+        outcome = await run_pytest(place, TRUSTED, timeout_s=5)  # waited out, twice
     assert outcome.statuses == {}
     assert any("two grading boxes were brought down" in flag for flag in outcome.flags)
     # One to grade in and another, in shared mode copies, which are compared with one fresh box.
@@ -58,8 +63,8 @@ async def test_a_fork_bomb_is_a_flagged_zero(mode: str, provider: SandboxProvide
 
 
 async def test_a_box_brought_down_once_is_nobodys_fault(provider: SandboxProvider) -> None:
-    place = GradingBox(await _with(provider, FORK_BOMB.encode()), Mode.SEPARATE, again=lambda: _with(provider, GOOD))
-    outcome = await run_pytest(place, TRUSTED, timeout_s=2)
+    place = GradingBox(await _with(provider, BOMB), Mode.SEPARATE, again=lambda: _with(provider, GOOD))
+    outcome = await run_pytest(place, TRUSTED, timeout_s=TIMEOUT_S)
     assert (outcome.statuses, outcome.flags) == ({"test_m.py::test_m": "PASSED"}, ())
 
 
@@ -73,9 +78,9 @@ async def test_what_a_task_puts_into_its_grading_boxes_is_in_each(provider: Sand
     async def open_box(spec: BoxSpec | None = None) -> Sandbox:
         return await provider.open(spec or SPEC)
 
-    box = await _with(provider, b"import dependency\n" + FORK_BOMB.encode())
+    box = await _with(provider, b"import dependency\n" + BOMB)
     async with separate(ScoreView(Task("t"), (), box, open_box), [Artifact("/work")], prepare=prepare) as place:
-        outcome = await run_pytest(place, TRUSTED, timeout_s=2)
+        outcome = await run_pytest(place, TRUSTED, timeout_s=TIMEOUT_S)
     assert any("two grading boxes were brought down" in flag for flag in outcome.flags)
     assert len(set(prepared)) == 2
 
@@ -90,26 +95,26 @@ async def test_a_box_that_is_dead_before_the_tests_start_is_a_failure(provider: 
     box = await _with(provider, GOOD)
     await box.close()
     with pytest.raises(SandboxDead):
-        await run_pytest(GradingBox(box, Mode.SEPARATE, again=another), TRUSTED, timeout_s=2)
+        await run_pytest(GradingBox(box, Mode.SEPARATE, again=another), TRUSTED, timeout_s=TIMEOUT_S)
     assert again == []
 
 
 async def test_where_there_is_no_other_box_a_dead_one_is_a_failure(provider: SandboxProvider) -> None:
     with pytest.raises((SandboxDead, ScorerFailure)):  # dead, or so full that no test of its own runs in it
-        await run_pytest(await _with(provider, FORK_BOMB.encode()), TRUSTED, timeout_s=2)
+        await run_pytest(await _with(provider, BOMB), TRUSTED, timeout_s=TIMEOUT_S)
 
 
 async def test_a_second_box_that_can_run_no_tests_is_a_failure(provider: SandboxProvider) -> None:
     """Its control runs before the policy's code comes to it, so it says nothing about the policy."""
 
     async def broken() -> Sandbox:
-        box = await _with(provider, FORK_BOMB.encode())
+        box = await _with(provider, BOMB)
         await box.run(["/bin/rm", "-rf", "/usr/lib/python3/dist-packages/_pytest"])
         return box
 
     with pytest.raises(ScorerFailure, match="cannot run a test that has nothing to do"):
         await run_pytest(
-            GradingBox(await _with(provider, FORK_BOMB.encode()), Mode.SEPARATE, again=broken), TRUSTED, timeout_s=2
+            GradingBox(await _with(provider, BOMB), Mode.SEPARATE, again=broken), TRUSTED, timeout_s=TIMEOUT_S
         )
 
 

@@ -224,11 +224,12 @@ class TestEnv:
             made.reset()
         dropped = GlmEnv("terminal-basics")
         dropped.reset(seed=1)
+        gc.collect()  # what other tests dropped is not meant
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             del dropped
             gc.collect()
-        assert "dropped without close" in str(said[0].message)
+        assert any("dropped without close" in str(each.message) for each in said)
 
 
 @pytest.mark.bubblewrap

@@ -149,7 +149,7 @@ def test_an_image_nobody_has_is_an_error_that_names_the_key(tmp_path: Path) -> N
         load_task(task)
 
 
-def test_limits_user_and_network_become_the_boxs(tmp_path: Path) -> None:
+def test_limits_user_and_network_become_the_boxs(base_image: None, tmp_path: Path) -> None:
     hosts = 'network_mode = "allowlist"\nallowed_hosts = ["pypi.org:443"]\nenv = { A = "1" }\ncpus = 2'
     boxes = boxes_of(load_task(write_task(tmp_path / "t", environment=hosts, verifier='network_mode = "no-network"')))
     spec, stage = boxes.spec, boxes.task.stages[0]
@@ -225,7 +225,7 @@ def test_splits_are_all_or_those_named(tmp_path: Path) -> None:
         task_set([tmp_path / "a", write_task(tmp_path / "other/a")])
 
 
-def test_a_dataset_names_its_tasks_and_their_content(tmp_path: Path) -> None:
+def test_a_dataset_names_its_tasks_and_their_content(base_image: None, tmp_path: Path) -> None:
     write_task(tmp_path / "set/a", head='[task]\nname = "org/first"')
     write_task(tmp_path / "set/b")
     manifest = tmp_path / "set/dataset.toml"

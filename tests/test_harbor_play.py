@@ -76,6 +76,11 @@ async def test_a_function_of_the_agents_shell_does_not_run_the_tests(provider: S
     assert episode.total == 0.0
 
 
+def _in_background(script: str, *, begun: str) -> list[Message]:
+    """A policy that leaves a script running, and is done only when that has begun, however busy the machine is."""
+    return shell(f"(setsid sh -c {shlex.quote(script)} >/dev/null 2>&1 &)", f"until {begun}; do sleep .01; done")
+
+
 WRITER = "while :; do echo 1 > /logs/verifier/reward.txt; echo '{\"reward\":1}' > /logs/verifier/reward.json; done"
 
 
@@ -85,11 +90,11 @@ async def test_a_reward_that_is_planted_or_written_all_the_time_counts_nothing(
 ) -> None:
     """H4."""
     episode = await play_task(
-        provider, GOLDEN / name, shell(f"(setsid sh -c {shlex.quote(WRITER)} >/dev/null 2>&1 &)", "sleep 0.2")
+        provider, GOLDEN / name, _in_background(WRITER, begun="[ -e /logs/verifier/reward.json ]")
     )
     assert episode.total == 0.0
     if name == "service":
-        assert "reward.json in /logs/verifier is not the verifier's" in episode.rewards[0].reason
+        assert "in /logs/verifier is not the verifier's" in episode.rewards[0].reason
 
 
 @pytest.mark.parametrize(
@@ -107,10 +112,10 @@ async def test_what_the_agents_shell_exports_does_not_run_in_the_tests(provider:
 
 async def test_tests_changed_while_they_run_in_place_score_0(provider: SandboxProvider) -> None:
     """H3."""
-    forge = "while :; do [ -e /tests/test.sh ] && echo 'echo 1 > $LOGS/reward.txt' > /tests/test.sh; done"
-    episode = await play_task(
-        provider, GOLDEN / "service", shell(f"(setsid sh -c {shlex.quote(forge)} >/dev/null 2>&1 &)")
+    forge = (
+        "touch /tmp/begun; while :; do [ -e /tests/test.sh ] && echo 'echo 1 > $LOGS/reward.txt' > /tests/test.sh; done"
     )
+    episode = await play_task(provider, GOLDEN / "service", _in_background(forge, begun="[ -e /tmp/begun ]"))
     assert episode.total == 0.0
     assert "the tests were changed while they ran" in episode.rewards[0].reason
 

@@ -44,7 +44,7 @@ def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that is first on the PATH, with the tar of a tiny Debian made at this moment."""
     here = tmp_path / "bin"
     here.mkdir()
-    now = int(time.time()) + 5  # younger than any build of the test
+    now = int(time.time()) + 3600  # younger than any build of the test
     files = [member("./etc/made-now", b"now", mtime=now), member("./var/lib/dpkg/status", STATUS, mtime=1000)]
     (here / "root.tar").write_bytes(tar_bytes(files))
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")

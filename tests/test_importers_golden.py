@@ -6,6 +6,7 @@ The oracle of every imported task scores 1 and doing nothing 0, in both verifier
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import tomllib
@@ -107,7 +108,8 @@ async def test_terminal_bench_tasks_are_solved_in_their_box_and_in_the_policys_s
         assert await total(directory, [assistant("I am done.")], provider) == 0.0
 
 
-TESTBED = "glmgym-tests-import-testbed"  # an image as rows name them: the repository is at /testbed
+# An image as rows name them: the repository is at /testbed. Each worker's own: the other one removes what it built.
+TESTBED = f"glmgym-tests-import-testbed-{os.getpid()}"
 
 
 @pytest.fixture

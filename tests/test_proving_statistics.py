@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmgym_trainers.proving.experiment import Claim, Invalid, Record, difference, level
@@ -66,6 +66,7 @@ def test_a_verdict_needs_the_whole_interval(low: float, high: float, expected: V
     assert verdict(Interval((low + high) / 2, low, high, 5), above=0.3) is expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8), st.floats(-1e3, 1e3))
 def test_a_shift_moves_the_interval_and_keeps_its_width(values: list[float], shift: float) -> None:
     one, other = interval(values), interval([value + shift for value in values])

@@ -380,14 +380,16 @@ async def test_the_drivers_environment(arena: Arena, monkeypatch: pytest.MonkeyP
 def host_process() -> Iterator[str]:
     """A process of this machine, outside every box; its name."""
     mark = new_mark()
-    process = subprocess.Popen(["bash", "-c", f"exec -a {mark} sleep 60"])
-    end = time.monotonic() + 5
-    while not host_processes(mark):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    yield mark
-    process.kill()
-    process.wait()
+    process = subprocess.Popen(["bash", "-c", f"exec -a {mark} sleep 600"])
+    try:
+        end = time.monotonic() + 30
+        while not host_processes(mark):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield mark
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_processes_of_the_host(arena: Arena, host_process: str) -> None:
@@ -528,7 +530,10 @@ async def test_a_fork_bomb(arena: Arena) -> None:
 
 
 async def test_processes_that_run_from_a_timeout(arena: Arena) -> None:
-    """X1, hazard 1: a chain in which each process starts its heir in a new session and ends; the timeout gets it."""
+    """X1, hazard 1: a chain in which each process starts its heir in a new session and ends; the timeout gets it.
+
+    They leave their command lines: none lives long enough to be sure to be found by a look.
+    """
     mark = new_mark()
     code = """
 import os, time
@@ -537,13 +542,14 @@ while True:
         time.sleep(0.01)
         os._exit(0)
     os.setsid()
+    with open("/proc/self/cmdline", "rb") as own, open("/work/ran", "ab") as ran:
+        ran.write(own.read())
     if os.fork():
         os._exit(0)
 """
     await arena.box.write("/work/run.py", code.encode())
-    running = asyncio.create_task(bash(arena.box, f"exec python3 run.py {mark} & sleep 60", timeout_s=1.0))
-    await until(lambda: count(arena.box, mark), "runners", at_least=1)
-    assert (await running).timed_out
+    assert (await bash(arena.box, f"exec python3 run.py {mark} & sleep 60", timeout_s=3.0)).timed_out
+    assert (await arena.box.read("/work/ran")).count(mark.encode()) > 1
     await until(lambda: count(arena.box, mark), "runners", at_most=0)
     await asyncio.sleep(0.2)
     assert await count(arena.box, mark) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from episodes import CHAT, DONE, Echo, spec_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmgym.engines import ScriptedEngine
@@ -132,6 +133,7 @@ async def test_what_a_policy_writes_stays_between_its_marks() -> None:
     assert inside == "\n" + reply.replace("\udcff", "?") + "\n"
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_a_text_cannot_hold_its_own_mark(text: str) -> None:
     code = fence(text).split("\n")[0]
@@ -237,35 +239,35 @@ async def test_a_refusal_is_final(status: int) -> None:
 
 
 async def test_nobody_at_the_address_is_a_failure() -> None:
-    async with judging(Noted(verdict(1.0)), retries=1) as judge:
-        pass
-    async with serve_judge(Noted()) as url:
-        pass
-    judge = Judge(JudgeSettings(name="tone", url=url, model="m", rubric="r", retries=1, backoff_s=0.01))
-    with pytest.raises(JudgeFailure, match="no verdict in 2 requests; latest: ConnectError"):
-        await judge(view_of())
-    await judge.close()
+    """A port that is held and not listened on; one that was let go may be another process's the next moment."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{held.getsockname()[1]}/v1"
+        judge = Judge(JudgeSettings(name="tone", url=url, model="m", rubric="r", retries=1, backoff_s=0.01))
+        with pytest.raises(JudgeFailure, match="no verdict in 2 requests; latest: ConnectError"):
+            await judge(view_of())
+        await judge.close()
 
 
 async def test_a_silent_judge_is_asked_again_and_then_given_up() -> None:
     silent = Answer(delay_s=30.0)
-    async with judging(Noted(silent, verdict(0.5)), timeout_s=0.2) as judge:
+    async with judging(Noted(silent, verdict(0.5)), timeout_s=1.0) as judge:
         assert (await judge(view_of())).value == 0.5
     started = time.monotonic()
     async with judging(Noted(silent), timeout_s=0.1, retries=1) as judge:
         with pytest.raises(JudgeFailure, match=r"latest: no answer within 0.1 s"):
             await judge(view_of())
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
 
 
 async def test_a_verdict_has_a_time_budget_whatever_the_endpoint_asks_for() -> None:
-    """The endpoint wants 60 s of patience; the verdict has 0.3 s."""
+    """The endpoint wants 60 s of patience; the verdict has 1 s."""
     busy = Answer(status=429, body="slow down", headers={"Retry-After": "60"})
     started = time.monotonic()
-    async with judging(Noted(busy), budget_s=0.3) as judge:
-        with pytest.raises(JudgeFailure, match=r"no verdict within 0.3 s; latest: HTTP 429: slow down"):
+    async with judging(Noted(busy), budget_s=1.0) as judge:
+        with pytest.raises(JudgeFailure, match=r"no verdict within 1 s; latest: HTTP 429: slow down"):
             await judge(view_of())
-    assert 0.25 < time.monotonic() - started < 3
+    assert 0.9 < time.monotonic() - started < 30
 
 
 async def test_a_wait_that_the_endpoint_asks_for_is_kept() -> None:

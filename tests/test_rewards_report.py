@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_glm import trajectory
@@ -108,6 +108,7 @@ def test_updates_without_numbers_do_not_count() -> None:
     assert suspicions([{"event": "step", "step": 1, "rollout/outcome": 1.0, "reward/done": 1.0}]) == {}
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2 * WINDOW, max_size=2 * WINDOW))
 def test_a_component_that_is_the_outcome_is_never_suspect(series: list[float]) -> None:
     assert suspicions(rows(series, series)) == {"suspect/style": 0.0}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from episodes import CHAT, DONE, LOOK, Echo, is_closed, play, spec_of
 
-from glmgym.engine import GenerateParams
+from glmgym.engine import GenerateParams, Generation
 from glmgym.engines import Fault, ScriptedEngine
 from glmgym.env import Opening, ScoreView, Step, Task
 from glmgym.errors import ConfigError, EngineFailure, GlmgymError, JudgeFailure, SandboxFailure
@@ -124,7 +124,7 @@ async def test_wall_time_aborts_a_generation_and_keeps_its_partial_ids() -> None
     trajectory, engine = await play(
         Echo(),
         [LOOK, LOOK],
-        budget=Budget(wall_s=0.05),
+        budget=Budget(wall_s=1.0),  # the first turn takes a millisecond
         fault=lambda session, turn: Fault.STALL if turn else None,
     )
     assert trajectory.outcome.stop is Stop.BUDGET
@@ -163,7 +163,7 @@ class Slow(Echo):
 
 
 async def test_a_step_that_outlives_the_wall_time_ends_the_episode_and_is_graded() -> None:
-    trajectory, _ = await play(Slow(step=60, fails=ValueError("late")), [DONE], budget=Budget(wall_s=0.05))
+    trajectory, _ = await play(Slow(step=60, fails=ValueError("late")), [DONE], budget=Budget(wall_s=1.0))
     assert trajectory.outcome.stop is Stop.BUDGET
     assert trajectory.outcome.total() == 1.0  # the answer had been given
 
@@ -180,8 +180,8 @@ async def test_a_time_out_inside_the_environment_is_not_the_wall_time() -> None:
 
 
 async def test_grading_has_its_own_time() -> None:
-    """X6: the policy used up its 0.1 s; scoring takes 0.2 s of its own and counts."""
-    trajectory, _ = await play(Slow(step=60, score=0.2), [DONE], budget=Budget(wall_s=0.1, score_s=30))
+    """X6: the policy used up its 0.5 s; scoring takes 0.6 s of its own and counts."""
+    trajectory, _ = await play(Slow(step=60, score=0.6), [DONE], budget=Budget(wall_s=0.5, score_s=30))
     assert (trajectory.outcome.stop, trajectory.outcome.total()) == (Stop.BUDGET, 1.0)
     late, _ = await play(Slow(score=60), [DONE], budget=Budget(wall_s=30, score_s=0.1))
     failure = failure_of(late)
@@ -191,7 +191,7 @@ async def test_grading_has_its_own_time() -> None:
 
 
 async def test_a_slow_reset_takes_nothing_from_the_policys_time() -> None:
-    trajectory, _ = await play(Slow(reset=0.3, step=0.3), [DONE], budget=Budget(wall_s=0.5))
+    trajectory, _ = await play(Slow(reset=1.1, step=1.1), [DONE], budget=Budget(wall_s=2.0))
     assert trajectory.outcome.stop is Stop.DONE
     stuck, _ = await play(Slow(reset=60), [DONE], budget=Budget(wall_s=0.05))
     assert (failure_of(stuck).origin, failure_of(stuck).type) == ("env", "OutOfTime")
@@ -199,6 +199,12 @@ async def test_a_slow_reset_takes_nothing_from_the_policys_time() -> None:
 
 class Deaf(ScriptedEngine):
     """Ignores aborts."""
+
+    is_asked = False
+
+    async def generate(self, prompt_ids: Sequence[int], params: GenerateParams, *, session: str) -> Generation:
+        self.is_asked = True
+        return await super().generate(prompt_ids, params, session=session)
 
     async def abort(self, session: str) -> None:
         return None
@@ -358,7 +364,7 @@ async def test_a_run_without_a_backend_says_so() -> None:
     assert "this run has no sandbox backend" in failure_of(trajectory).message
 
 
-async def cancelled_during(phase: str, provider: FakeProvider, engine: ScriptedEngine) -> None:
+async def cancelled_during(phase: str, provider: FakeProvider, engine: Deaf) -> None:
     """Start an episode, cancel it once ``phase`` waits, and see the cancellation come out."""
     reached = asyncio.Event()
 
@@ -383,9 +389,11 @@ async def cancelled_during(phase: str, provider: FakeProvider, engine: ScriptedE
     job = Job("t1", spec.tasks.task("train", 0), spec, seed=0)
     task = asyncio.ensure_future(run_trajectory(job, House(engine, CHAT, provider)))
     if phase == "generate":
-        await asyncio.sleep(0.05)  # everything before it waits for nothing
+        async with asyncio.timeout(60):
+            while not engine.is_asked:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.001)
     else:
-        await asyncio.wait_for(reached.wait(), 5)
+        await asyncio.wait_for(reached.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -131,9 +131,31 @@ def test_a_failed_attempt_is_discarded_with_its_origin_and_its_record_kept(store
     assert store.take(1) == []
 
 
+def test_a_failed_attempt_and_its_successor_change_places_at_once(store: TrajectoryStore, path: Path) -> None:
+    """Between the two, somebody who counts would see a free place."""
+    id = bring(store, State.RUNNING)
+    failed = record(id, failure=Failure("sandbox", "SandboxDead", "box gone"))
+    before = dump(path)
+    with pytest.raises(StoreError):
+        store.retry(failed, version=None)  # type: ignore[arg-type] - the second half fails: no version
+    assert dump(path) == before
+    with pytest.raises(StoreError, match=f"trajectory {id} did not fail"):
+        store.retry(record(id), version=4)
+    assert dump(path) == before
+    successor = store.retry(failed, version=4, group_id=id)
+    assert [change.state for change in store.history(id)] == ["issued", "running", "discarded"]
+    assert store.counts() == Counts(issued=2, not_started=1, discarded=1)
+    (row,) = store.summaries(State.ISSUED)
+    assert (row.id, row.task_id, row.env_id, row.version, row.group_id) == (successor, "task", "env-v0", 4, id)
+
+
 MOVES: dict[str, tuple[Callable[[TrajectoryStore, str], object], dict[State, State]]] = {
     "start": (lambda store, id: store.start(id), {State.ISSUED: State.RUNNING}),
     "finish": (lambda store, id: store.finish(record(id)), {State.RUNNING: State.READY}),
+    "retry": (
+        lambda store, id: store.retry(record(id, failure=Failure("env", "EnvFailure", "x")), version=0),
+        {State.RUNNING: State.DISCARDED},
+    ),
     "take": (lambda store, id: store.take_ids([id]), {State.READY: State.TRAINING}),
     "begin_step": (lambda store, id: store.begin_step([id], 2), {State.READY: State.TRAINING}),
     "consume": (lambda store, id: store.consume([id], version=0), {State.TRAINING: State.CONSUMED}),

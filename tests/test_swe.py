@@ -282,7 +282,7 @@ def test_the_command_line_says_how_to_build_what_is_not_there(tmp_path: Path, co
         [sys.executable, "-c", "from glmgym.cli import main; main()", command, "swe-v0"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "XDG_CACHE_HOME": str(tmp_path)},
     )
     said = done.stdout + done.stderr

@@ -97,11 +97,11 @@ def test_a_group_algorithm_trains_on_whole_groups(tmp_path: Path, bubblewrap_wor
 def test_an_interrupt_stops_cleanly_and_resume_finishes(tmp_path: Path, bubblewrap_works: None) -> None:
     out = tmp_path / "run"
     process = runs.start(out, settings=(*runs.SMALL, "trainer.steps=100000"))
-    deadline = time.monotonic() + 60
-    while checkpoint.latest(out) is None and time.monotonic() < deadline:
+    deadline = time.monotonic() + 300
+    while checkpoint.latest(out) is None and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=300)[0]
     assert process.returncode == 130, output
     assert "run the same command with --resume to go on" in output
     assert "Traceback" not in output
@@ -113,7 +113,7 @@ def test_an_interrupt_stops_cleanly_and_resume_finishes(tmp_path: Path, bubblewr
         assert not [row.failure for row in store.summaries() if row.failure]  # no box died of the interrupt
     again = subprocess.run(
         runs.command(out, resume=True, settings=(*runs.SMALL, f"trainer.steps={step}")),
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again.stdout + again.stderr
     assert checkpoint.latest(out).step == step + 1  # type: ignore[union-attr]
@@ -181,11 +181,16 @@ def test_a_torn_checkpoint_is_named(tmp_path: Path, kept: int) -> None:
 def test_an_environment_that_always_fails_ends_the_run_and_keeps_the_records(
     tmp_path: Path, bubblewrap_works: None
 ) -> None:
-    """Prompts longer than the context: every reset is an environment failure, none a reward of 0."""
+    """Prompts longer than the context: every reset is an environment failure, none a reward of 0.
+
+    Ended by their number: by the clock, a slow machine may have opened no box yet.
+    """
     with pytest.raises(RolloutStalled, match="the opening prompt has"):
         asyncio.run(
             train(
-                _recipe(policy__context_length=40, eval__episodes=0, fleet__stall_s=2.0), tmp_path / "run", resume=False
+                _recipe(policy__context_length=40, eval__episodes=0, fleet__max_failures=8),
+                tmp_path / "run",
+                resume=False,
             )
         )
     with TrajectoryStore.open(tmp_path / "run" / "trajectories" / "store.sqlite", read_only=True) as store:

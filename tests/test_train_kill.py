@@ -74,7 +74,7 @@ def test_killed_between_any_two_parts_of_an_update(tmp_path: Path, bubblewrap_wo
     ):
         life = lives.Process(target=_die, args=(out, moment))
         life.start()
-        life.join(60)
+        life.join(300)
         assert life.exitcode == -signal.SIGKILL, moment
         runs.wait_until_gone(out)
         latest = checkpoint.latest(out)

@@ -59,7 +59,7 @@ def left_over(out: Path) -> list[str]:
     return found
 
 
-def wait_until_gone(out: Path, within_s: float = 10.0) -> None:
+def wait_until_gone(out: Path, within_s: float = 60.0) -> None:
     """Return once nothing is left over; a box that another test's killed run leaves is seen for a moment too."""
     deadline = time.monotonic() + within_s
     while left := left_over(out):

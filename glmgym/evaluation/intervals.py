@@ -70,10 +70,11 @@ def estimate(by_task: Sequence[Sequence[float]]) -> Estimate:
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a binomial share over ``n`` trials (Wilson 1927)."""
+    """Wilson's 95 % score interval of a binomial share over ``n`` trials (Wilson 1927). It holds the share."""
     centre = (share + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
     half = Z95 / (1 + Z95**2 / n) * math.sqrt(share * (1 - share) / n + Z95**2 / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    low, high = min(centre - half, share), max(centre + half, share)  # rounding alone may exclude a share of 0 or 1
+    return max(0.0, low), min(1.0, high)
 
 
 def bootstrap_interval(

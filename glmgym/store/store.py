@@ -77,6 +77,18 @@ class TrajectoryStore:
         with self._database.change() as db:
             self._finish(db, trajectory)
 
+    def retry(self, trajectory: Trajectory, *, version: int, group_id: str = "") -> str:
+        """``finish`` a failed attempt and ``issue`` another one of its task: at no moment is its place free.
+
+        Raises:
+            StoreError: also where the attempt did not fail.
+        """
+        if trajectory.outcome.failure is None:
+            raise StoreError(f"trajectory {trajectory.id} did not fail: there is nothing to make again")
+        with self._database.change() as db:
+            self._finish(db, trajectory)
+            return self._issue(db, trajectory.task_id, trajectory.env_id, version, group_id)
+
     def add(self, trajectory: Trajectory) -> str:
         """Take in a record made elsewhere, such as an evaluation's, under a new id, which is returned.
 

@@ -134,9 +134,9 @@ def _kill_all(group: Path) -> set[int]:
     with contextlib.suppress(OSError):  # Linux 5.14, v2: one write, which no fork outruns
         (group / "cgroup.kill").write_text("1")
     pids: set[int] = set()
-    for file in group.rglob("cgroup.procs"):
+    for directory, _, _ in os.walk(group):
         with contextlib.suppress(OSError):  # the group, or its last process, went meanwhile
-            pids.update(int(pid) for pid in file.read_text().split())
+            pids.update(int(pid) for pid in Path(directory, "cgroup.procs").read_text().split())
     for pid in pids - {0}:  # kill(0) would be our own process group
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -15,12 +15,11 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from glmgym.sandbox import BoxFileError
+from glmgym.threads import in_thread
 from glmgym_sandboxes import agent
-
-T = TypeVar("T")
 
 
 async def read_tree(source: Path) -> AsyncGenerator[bytes]:
@@ -31,7 +30,7 @@ async def read_tree(source: Path) -> AsyncGenerator[bytes]:
     """
     pieces = agent.pieces(_read(source))
     try:
-        while piece := await _in_thread(lambda: next(pieces, b"")):
+        while piece := await in_thread(lambda: next(pieces, b"")):
             yield piece
     except (OSError, agent.TreeError) as error:
         raise BoxFileError(f"{source}: {agent.said_by(error)}") from error
@@ -51,11 +50,11 @@ async def save_tree(pieces: AsyncGenerator[bytes], target: Path, *, about: str, 
     building = _Building(target, max_bytes, max_files)
     try:
         try:
-            await _in_thread(building.begin)
-            await pump(pieces, lambda piece: _in_thread(lambda: building.add(piece)))
-            await _in_thread(building.finish)
+            await in_thread(building.begin)
+            await pump(pieces, lambda piece: in_thread(lambda: building.add(piece)))
+            await in_thread(building.finish)
         finally:
-            await _in_thread(building.discard)
+            await in_thread(building.discard)
     except (OSError, ValueError, agent.TreeError) as error:
         raise BoxFileError(f"{about}: {agent.said_by(error)}") from error
 
@@ -135,13 +134,3 @@ class _Building:
     def _refuse_to_replace(self) -> None:
         if os.path.lexists(self._target):
             raise FileExistsError(17, f"{self._target} exists already")
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    """As ``asyncio.to_thread``, but cancelled it still waits for the thread: what comes next may undo its work."""
-    task = asyncio.ensure_future(asyncio.to_thread(call))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

@@ -28,6 +28,7 @@ MAX_STREAM_BYTES = 64 << 20
 MAX_SESSIONS = 64
 KEPT_OUTPUT_BYTES = 32 << 10  # of each end of what the tests print, unless the job says more
 DRAIN_S = 0.2  # a process that outlives the tests may hold their pipes open
+DRAIN_ROUNDS = 16  # and may write for ever: what a pipe or a socket held when the tests ended is read in fewer
 
 
 def hide() -> None:
@@ -89,6 +90,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     stream, output = bytearray(), Kept(job.get("kept_bytes", KEPT_OUTPUT_BYTES))
     sessions = []  # type: list[Session]
     deadline, ended_at, timed_out = time.monotonic() + job["timeout_s"], None, False
+    rounds = 0  # since the tests ended
     with selectors.DefaultSelector() as waiting:
         for fd in (source, out):
             os.set_blocking(fd, False)
@@ -96,7 +98,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         if listener is not None:
             waiting.register(listener, selectors.EVENT_READ)
         while True:
-            for key, _ in waiting.select(0.05):
+            ready = waiting.select(0.05)
+            for key, _ in ready:
                 if listener is not None and key.fileobj is listener:
                     connection = listener.accept()[0]
                     if len(sessions) < MAX_SESSIONS:
@@ -115,7 +118,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             now = time.monotonic()
             if child.poll() is not None:
                 ended_at = ended_at or now
-                if now - ended_at > DRAIN_S or not has_pipes(waiting, listener):
+                rounds += 1
+                is_read = not ready or rounds > DRAIN_ROUNDS  # time alone does not tell: we may have been off the CPU
+                if (is_read and now - ended_at > DRAIN_S) or not has_pipes(waiting, listener):
                     break
             elif now > deadline:
                 timed_out = True

@@ -12,10 +12,10 @@ import os
 import platform
 import posixpath
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ from glmgym import scratch
 from glmgym.errors import SandboxFailure, boundary
 from glmgym.sandbox import BoxSpec, SandboxProvider
 from glmgym.settings import Settings, parse_settings
+from glmgym.threads import in_thread
 from glmgym_sandboxes import agent, bounds, cgroup
 from glmgym_sandboxes.bounds import ImpossibleBox
 from glmgym_sandboxes.bubblewrap.arguments import HOST_USERS, Base, agent_command, arguments, check_place
@@ -52,7 +53,6 @@ _ADVICE = (
     "or use another sandbox backend"
 )
 _ids = itertools.count()
-_T = TypeVar("_T")
 
 
 class BubblewrapSettings(Settings):
@@ -106,7 +106,7 @@ class BubblewrapProvider:
             spec = replace(spec, image=image)
             base = self._bases.get(spec.image) or await self._prepare(spec.image)
             while True:
-                groups = await _in_thread(self._check_and_make_groups, spec, base, undo=_remove_all)
+                groups = await in_thread(self._check_and_make_groups, spec, base, undo=_remove_all)
                 try:
                     box, child = await self._launch(id, spec, base, seed, groups)
                     break
@@ -163,7 +163,7 @@ class BubblewrapProvider:
         """A copy of a box's upper layer on disk; siblings start with a copy of that. Its /tmp is not part of it."""
         name = f"\0fork-{next(_ids)}"  # no image has such a name
         with boundary(SandboxFailure, f"copy the root of a box of image {spec.image!r}"):
-            copy = await _in_thread(_copy_still, pid, undo=scratch.remove)
+            copy = await in_thread(_copy_still, pid, undo=scratch.remove)
         self._forks[name] = (spec.image, str(copy))
         try:
             yield Snapshot(lambda wanted: self._open_sibling(replace(wanted, image=name)), ("/tmp",))
@@ -216,7 +216,7 @@ class BubblewrapProvider:
         return Base(None, (self._host.python,), carried=False, code=code, digest=digest)
 
     async def _image_base(self, image: str, source: bytes) -> Base:
-        root = await _in_thread(open_root, image, self._host.run_as, undo=RootFs.close)
+        root = await in_thread(open_root, image, self._host.run_as, undo=RootFs.close)
         try:
             base = Base(root, ("python3",), carried=False, code=b"", digest=root.digest)
             code, problem = await self._compile_inside(base, source)
@@ -276,18 +276,6 @@ async def _compiled(process: Process, source: bytes) -> tuple[bytes, str]:
     if process.returncode == 0 and 0 < len(code) <= MAX_CODE_BYTES:
         return code, ""
     return b"", said or f"its python3 ended with {process.returncode} and {len(code)} bytes of code"
-
-
-async def _in_thread(work: Callable[..., _T], *args: Any, undo: Callable[[_T], None]) -> _T:
-    """Blocking work off the event loop. Cancelled, it is still awaited, and undone: what it made has no owner."""
-    task = asyncio.create_task(asyncio.to_thread(work, *args))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if task.exception() is None:
-            await asyncio.to_thread(undo, task.result())
-        raise
 
 
 def _copy_still(pid: int) -> Path:

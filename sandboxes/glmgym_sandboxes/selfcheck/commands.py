@@ -88,11 +88,11 @@ async def exit_126_of_a_command_is_data(subject: Subject) -> None:
 
 @check("commands")
 async def commands_run_side_by_side(subject: Subject) -> None:
-    """Six commands of half a second take less than the 3 s that they would need one after the other."""
+    """Six commands of a second take less than the 6 s that they would need one after the other."""
     box = await subject.open()
-    allowed_s = 1.9 + 3 * await round_trip_s(box)
+    allowed_s = 4.0 + 3 * await round_trip_s(box)
     began = time.monotonic()
-    results = await asyncio.gather(*(bash(box, f"sleep 0.5; echo {number}") for number in range(6)))
+    results = await asyncio.gather(*(bash(box, f"sleep 1; echo {number}") for number in range(6)))
     took_s = time.monotonic() - began
     equal([result.stdout for result in results], [b"%d\n" % number for number in range(6)], "each command's output")
     holds(took_s < allowed_s, f"less than {allowed_s:.1f} s for all six", f"{took_s:.1f} s")

@@ -67,7 +67,7 @@ async def until(
     *,
     at_least: int = 0,
     at_most: int = 1 << 30,
-    timeout_s: float = 5.0,
+    timeout_s: float = 10.0,
 ) -> None:
     """Wait for a count to come into a range.
 
@@ -113,7 +113,7 @@ async def visible_processes(mark: str, *, at_least: int) -> list[int]:
         return len(host_processes(mark))
 
     with contextlib.suppress(Unmet):
-        await until(seen, at_least=at_least, timeout_s=1.0)
+        await until(seen, at_least=at_least, timeout_s=5.0)
     if not (found := host_processes(mark)):
         raise NotApplicable("the box's processes do not show on this machine")
     return found

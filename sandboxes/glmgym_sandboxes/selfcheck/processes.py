@@ -15,11 +15,11 @@ async def a_timeout_kills_a_setsid_child(subject: Subject) -> None:
     """X1, hazard 1: parent, child and a double-forked setsid child all existed, and none is left."""
     box, mark = await subject.open(), new_mark()
     script = f"(setsid bash -c 'exec -a {mark} sleep 300' &) ; bash -c 'exec -a {mark} sleep 300'"
-    running = subject.start(bash(box, script, timeout_s=1.0))
+    running = subject.start(bash(box, script, timeout_s=3.0))
     await until(lambda: count(box, mark), "marked processes", at_least=2)
     result = await running
     equal((result.timed_out, result.exit_code), (True, 124), "timed_out, exit code")
-    holds(0.9 < result.wall_s < 2.0, "an end after 1 s", f"{result.wall_s:.2f} s")
+    holds(2.9 < result.wall_s < 6.0, "an end after 3 s", f"{result.wall_s:.2f} s")
     equal(await count(box, mark), 0, "the marked processes left")
 
 
@@ -27,9 +27,9 @@ async def a_timeout_kills_a_setsid_child(subject: Subject) -> None:
 async def a_timeout_keeps_the_output_so_far_and_spares_others(subject: Subject) -> None:
     """What another command started meanwhile, orphans of its session included, is not the timed-out command's."""
     box, mark = await subject.open(), new_mark()
-    dying = subject.start(bash(box, "echo before; sleep 300", timeout_s=0.6))
+    dying = subject.start(bash(box, "echo before; sleep 300", timeout_s=2.0))
     await asyncio.sleep(0.1)
-    other = subject.start(bash(box, f"(bash -c 'exec -a {mark} sleep 300' &); sleep 0.8; echo done"))
+    other = subject.start(bash(box, f"(bash -c 'exec -a {mark} sleep 300' &); sleep 2.5; echo done"))
     result = await dying
     equal((result.timed_out, result.stdout), (True, b"before\n"), "timed_out, stdout")
     equal((await other).stdout, b"done\n", "the other command's output")
@@ -49,18 +49,23 @@ async def a_cancelled_call_leaves_nothing_running(subject: Subject) -> None:
 
 @check("processes")
 async def a_background_child_holding_stdout_delays_nobody(subject: Subject) -> None:
-    """hazard 2: the call returns in the 100 ms drain, the next one at once; the child lives on with its output."""
+    """hazard 2: the call returns in the 100 ms drain, the next one at once; the child lives on with its output.
+
+    The best of three counts: on a busy machine any of them may be held up.
+    """
     box, mark = await subject.open(), new_mark()
-    trip_s = await round_trip_s(box)
-    script = f"bash -c 'exec -a {mark} sleep 300' & (sleep 1; echo late; echo alive > /work/alive) & echo ok"
-    began = time.monotonic()
-    equal((await bash(box, script)).stdout, b"ok\n", "the output")
-    equal((await bash(box, "echo next")).stdout, b"next\n", "the next command's output")
-    took_s, allowed_s = time.monotonic() - began, 0.45 + 4 * trip_s
-    holds(took_s < allowed_s, f"both within {allowed_s:.2f} s", f"{took_s:.2f} s")
+    allowed_s = 0.45 + 4 * await round_trip_s(box)
+    script = f"bash -c 'exec -a {mark} sleep 300' & (sleep 5; echo late; echo alive > /work/alive) & echo ok"
+    took_s = []
+    for _ in range(3):
+        began = time.monotonic()
+        equal((await bash(box, script)).stdout, b"ok\n", "the output")
+        equal((await bash(box, "echo next")).stdout, b"next\n", "the next command's output")
+        took_s.append(time.monotonic() - began)
+    holds(min(took_s) < allowed_s, f"both within {allowed_s:.2f} s", f"{min(took_s):.2f} s")
     holds(await count(box, mark) >= 1, "the child to live on", "no such process")
     is_there = "[ -s /work/alive ]; echo $((1 - $?))"  # it was not killed by a closed pipe
-    await until(lambda: number(bash(box, is_there)), "files written by the child", at_least=1)
+    await until(lambda: number(bash(box, is_there)), "files written by the child", at_least=1, timeout_s=20.0)
 
 
 @check("processes")

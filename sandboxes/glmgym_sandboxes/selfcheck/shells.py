@@ -72,7 +72,7 @@ async def a_shell_timeout_kills_the_command_and_keeps_the_place(subject: Subject
     await until(lambda: count(box, earlier), "processes of the earlier command", at_least=1)
     await asyncio.sleep(0.05)  # birth is told in steps of 10 ms
     running = subject.start(
-        shell.run(f"(setsid bash -c 'exec -a {mark} sleep 300' &); while :; do :; done", timeout_s=0.7)
+        shell.run(f"(setsid bash -c 'exec -a {mark} sleep 300' &); while :; do :; done", timeout_s=3.0)
     )
     await until(lambda: count(box, mark), "marked processes", at_least=1)
     equal((await running).timed_out, True, "timed_out")
