@@ -186,7 +186,7 @@ async def test_a_page_reaches_nothing_but_its_own_origin_and_is_told_on() -> Non
     assert "root:" not in await env.act("click", id=env.id_of("File"))
     await env.act("click", id=env.id_of("Send"))
     wanted, deadline = {"a.png", "b.png", "c.js", "d", "e", "f", "g", "h"}, time.monotonic() + 30
-    while not wanted <= {url.rsplit("/", 1)[1] for url in blocked}:  # what a socket asked for is told apart from pages
+    while not wanted <= {url.rsplit("/", 1)[1] for url in blocked}:
         assert time.monotonic() < deadline, blocked
         await asyncio.sleep(0.02)
     assert asked == []

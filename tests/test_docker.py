@@ -21,7 +21,17 @@ from typing import Any
 import pytest
 from docker_engine import PrivateEngine
 from garbage import own_places
-from sandbox_contract import FileContract, OpenBox, SandboxContract, bash, count, host_processes, new_mark, until, warm_boxes
+from sandbox_contract import (
+    FileContract,
+    OpenBox,
+    SandboxContract,
+    bash,
+    count,
+    host_processes,
+    new_mark,
+    until,
+    warm_boxes,
+)
 
 from glmgym.errors import ConfigError, SandboxDead, SandboxFailure
 from glmgym.owner import Owner

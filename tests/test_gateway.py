@@ -99,11 +99,11 @@ async def test_what_is_not_named_or_not_understood_is_refused(
         with socket.socket() as bound:  # held and never listened on: nobody else on this machine gets the port
             bound.bind(("127.0.0.1", 0))
             closed = bound.getsockname()[1]
-            LINE request_line.format(port=port, closed=closed, other=port - 1)
-        async with gateway(Network(hosts=(f"localhost:{port}", f"localhost:{closed}")), tmp_path) as opened:
-            answer = (await ask(tmp_path, f"{line}\n\n")).decode()
-            place = line.split()[1].removeprefix("http://").rstrip("/") if len(line.split()) > 1 else ""
-            assert opened.refused == [place] * (status == "403")
+            line = request_line.format(port=port, closed=closed, other=port - 1)
+            async with gateway(Network(hosts=(f"localhost:{port}", f"localhost:{closed}")), tmp_path) as opened:
+                answer = (await ask(tmp_path, f"{line}\n\n")).decode()
+                place = line.split()[1].removeprefix("http://").rstrip("/") if len(line.split()) > 1 else ""
+                assert opened.refused == [place] * (status == "403")
     assert answer.startswith(f"HTTP/1.1 {status} ")
     assert said in answer
     assert asked == []

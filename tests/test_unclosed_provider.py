@@ -102,8 +102,8 @@ class TestProcess:
             assert host_processes(mark, anywhere=True) == []
         del start, outcome
         deadline = time.monotonic() + 10
-        while len(os.listdir("/proc/self/fd")) > descriptors + 1 and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)  # a pipe is closed when its end is read
+        while len(os.listdir("/proc/self/fd")) > descriptors + 1 and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         assert 10 < cancelled < 60
         assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
 
