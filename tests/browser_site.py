@@ -44,11 +44,15 @@ def needs_browser(test: Test) -> Test:
 class Site(BrowserEnv):
     """A site of fixed pages; the answer "done" is worth 1."""
 
-    def __init__(self, pages: Mapping[str, str] | None = None) -> None:
+    session_type: type[Session] = Session
+
+    def __init__(self, pages: Mapping[str, str] | None = None, *, has_clock: bool = False) -> None:
         self.pages = dict(pages or {"/": "<button>Go</button>"})
+        self.has_clock = has_clock
 
     async def open_session(self, task: Task) -> tuple[Session, str]:
-        return await self.drive(_open(self.pages, counted=self.counted)), task.instruction
+        opening = _open(self.session_type, self.pages, counted=self.counted, has_clock=self.has_clock)
+        return await self.drive(opening), task.instruction
 
     async def grade(self, view: ScoreView) -> tuple[Reward, ...]:
         return (Reward("done", float(view.answer == "done" or self.answered == "done")),)
@@ -70,20 +74,26 @@ class Site(BrowserEnv):
         return [element.line() for element in view.elements]
 
 
-async def _open(pages: Mapping[str, str], *, counted: bool) -> Session:
+async def _open(session_type: type[Session], pages: Mapping[str, str], *, counted: bool, has_clock: bool) -> Session:
     server = await Server.start(partial(_serve, pages))
-    return await Session.open(chromium(), server.origin, "/", counted=counted, on_close=server.close)
+    options: dict[str, Any] = {"counted": counted, "has_clock": has_clock, "on_close": server.close}
+    return await session_type.open(chromium(), server.origin, "/", **options)
 
 
 async def _serve(pages: Mapping[str, str], request: Request) -> Response:
     if request.path.startswith("/slow"):
         await asyncio.sleep(SLOW_S)
+    if request.path.startswith("/never"):
+        await asyncio.Event().wait()
     page = pages.get(request.path)
     return Response(b"no such page", 404) if page is None else Response(page.encode())
 
 
-async def open_site(pages: Mapping[str, str] | None = None) -> Site:
-    env = Site(pages)
+async def open_site(pages: Mapping[str, str] | None = None, *, has_clock: bool = False) -> Site:
+    return await opened(Site(pages, has_clock=has_clock))
+
+
+async def opened(env: Site) -> Site:
     await env.reset(Task("site", "Look around."), None)
     return env
 

@@ -7,7 +7,7 @@ import gc
 import time
 
 import pytest
-from browser_site import Site, browser_works, kill_browser, needs_browser, open_site
+from browser_site import Site, browser_works, kill_browser, needs_browser, open_site, opened
 from episodes import CHAT, DONE, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ from glmgym.trajectory import Stop
 from glmgym_envs.browser.chromium import BrowserDead, BrowserSettings, Chromium, chromium, find_chromium
 from glmgym_envs.browser.observe import Element, View
 from glmgym_envs.browser.server import Request, Response, Server
+from glmgym_envs.browser.session import QUIET_TIMEOUT_S, Session
 
 __all__ = ["browser_works"]  # a fixture
 
@@ -145,6 +146,142 @@ async def test_tabs_and_history() -> None:
     await env.close()
 
 
+ONE = """<title>One</title><button onclick="window.open('/two')">Open</button>
+<script>onkeydown = onmouseover = onmouseup = onscroll = () => document.title = 'struck'</script>"""
+LOST = "a page closed the tab of /two"
+
+
+async def with_two_tabs(two: str, *, has_clock: bool = False) -> Site:
+    """On the second of two tabs, which the first opened."""
+    env = await open_site({"/": ONE, "/two": f"<title>Two</title>{two}"}, has_clock=has_clock)
+    await env.drive(env.session.evaluate("window.open('/two')"))
+    assert "tabs: 0 'One', *1 'Two'" in await env.act("wait", seconds=0.1)
+    return env
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("two", "call"),
+    [
+        ("<button onclick=window.close()>X</button>", ("click", {"id": 1})),
+        ("<button onmousedown=window.close()>X</button>", ("click", {"id": 1})),
+        ("<button onmouseover=window.close()>X</button>", ("hover", {"id": 1})),
+        ("<button onclick=\"fetch('/slow');setTimeout(() => window.close(), 60)\">X</button>", ("click", {"id": 1})),
+        (
+            "<button onclick=window.close()>X</button><script>onbeforeunload = e => e.preventDefault()</script>",
+            ("click", {"id": 1}),
+        ),
+        (
+            "<button onclick=window.close()>X</button><script>"
+            "onpagehide = () => { for (let t = Date.now(); Date.now() < t + 400;); }</script>",
+            ("click", {"id": 1}),
+        ),
+        ("<input onkeydown=window.close()>", ("fill", {"id": 1, "text": "many keys"})),
+        ("<select onchange=window.close()><option>a<option>b</select>", ("select", {"id": 1, "option": "b"})),
+        ("<script>onkeyup = () => close()</script>", ("press", {"key": "a"})),
+        ("<p style=height:9000px>x</p><script>onscroll = () => close()</script>", ("scroll", {"direction": "down"})),
+        ("<script>if (location.search) close()</script>", ("goto", {"path": "/two?close"})),
+    ],
+)
+async def test_a_tab_that_closes_itself_leaves_the_episode_on_the_last_one(
+    two: str, call: tuple[str, dict[str, object]]
+) -> None:
+    """No browser died: the policy is told, sees what is left, and goes on."""
+    env = await with_two_tabs(two)
+    shown = await env.act(call[0], **call[1])
+    assert shown.startswith(f'page: / "One"\n{LOST}')
+    again = await env.act("click", id=1)
+    assert "*1 'Two'" in again
+    assert LOST not in again
+    await env.close()
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("click", {"id": 1}),
+        ("hover", {"id": 1}),
+        ("drag", {"source": 1, "target": 1}),
+        ("fill", {"id": 1, "text": "x"}),
+        ("select", {"id": 1, "option": "x"}),
+        ("press", {"key": "a"}),
+        ("scroll", {"direction": "down"}),
+        ("wait", {"seconds": 0.1}),
+        ("back", {}),
+        ("goto", {"path": "/two"}),
+        ("switch_tab", {"index": 0}),
+        ("close_tab", {}),
+    ],
+)
+async def test_what_was_meant_for_a_tab_that_is_gone_strikes_no_other(call: tuple[str, dict[str, object]]) -> None:
+    """A page closes its tab between two steps, as by a timer."""
+    env = await with_two_tabs("<input>")
+    await close_by_timer(env)
+    assert await env.act(call[0], **call[1]) == f'page: / "One"\n{LOST}\n[1] button "Open"'
+    await env.close()
+
+
+async def close_by_timer(env: Site) -> None:
+    closing = env.session.page
+    await env.drive(env.session.evaluate("void setTimeout(() => window.close())"))
+    for _ in range(1_500):  # 30 s at most
+        if closing.is_closed():
+            break
+        await asyncio.sleep(0.02)
+    assert closing.is_closed()
+
+
+@needs_browser
+async def test_a_look_and_a_picture_are_of_a_tab_that_is_there() -> None:
+    env = await with_two_tabs("x")
+    await close_by_timer(env)
+    assert (await env.drive(env.session.screenshot())).startswith(b"\x89PNG")
+    assert await env.drive(env.session.evaluate("document.title")) == "One"
+    view = await env.drive(env.session.view())
+    assert (view.path, view.tabs, view.active_tab, view.notes) == ("/", ("",), 0, (LOST,))
+    assert (await env.drive(env.session.view())).notes == ()
+    await env.close()
+
+
+@needs_browser
+async def test_a_tab_may_close_on_a_clock_that_stands_still() -> None:
+    env = await with_two_tabs("<button onclick='setTimeout(() => window.close(), 2000)'>X</button>", has_clock=True)
+    assert "tabs: 0 'One', *1 'Two'" in await env.act("click", id=1)
+    assert LOST in await env.act("wait", seconds=2)
+    assert env.view.title == "One"
+    await env.close()
+
+
+@needs_browser
+async def test_when_the_last_tab_closes_itself_there_is_a_blank_one() -> None:
+    env = await with_two_tabs("<button onclick=window.close()>X</button>")
+    await env.act("switch_tab", index=0)
+    assert "a page closed" not in await env.act("close_tab")  # the policy did
+    assert await env.act("click", id=1) == f"page: blank\n{LOST}"
+    assert await env.act("close_tab") == "error: the only tab stays open"
+    assert 'page: / "One"' in await env.act("goto", path="/")
+    await env.close()
+
+
+@needs_browser
+async def test_what_a_page_asks_for_as_it_closes_is_not_waited_for() -> None:
+    """Unless it is answered, no end of such a request is ever told."""
+    env = await with_two_tabs("<button onclick=\"new Image().src = '/never'; window.close()\">X</button>")
+    started = time.monotonic()
+    assert LOST in await env.act("click", id=1)
+    assert time.monotonic() - started < QUIET_TIMEOUT_S
+    await env.close()
+
+
+@needs_browser
+async def test_a_page_that_goes_elsewhere_while_it_is_looked_at_is_looked_at_again() -> None:
+    env = await open_site({"/": "<button>Still here</button><script>setTimeout(() => location.reload(), 1)</script>"})
+    for _ in range(100):
+        assert await env.lines() in ([], ['[1] button "Still here"'])
+    await env.close()
+
+
 @needs_browser
 async def test_a_long_page_is_cut_and_scrolling_shows_the_rest() -> None:
     env = await open_site({"/": "".join(f"<p>paragraph {i} {'x' * 100}</p>" for i in range(400))})
@@ -217,6 +354,35 @@ async def test_a_step_is_over_when_the_page_is_quiet() -> None:
     await env.close()
 
 
+class Asking(Session):
+    """Its page asks for something while the step makes sure of the windows."""
+
+    async def _knows_all_windows(self) -> bool:
+        await self.page.evaluate("ask()")
+        for _ in range(500):  # 1 s at least until playwright tells of it
+            if self.visit.is_loading or not await self.page.evaluate("asks"):
+                break
+            await asyncio.sleep(0.002)
+        return await super()._knows_all_windows()
+
+
+@needs_browser
+async def test_a_request_that_begins_at_the_very_end_of_a_step_is_waited_for() -> None:
+    page = """<p id=out>nothing</p><button onclick="asks = false; armed = true">Go</button><script>
+    armed = asks = false;
+    function ask() {
+      if (!armed) return;
+      [armed, asks] = [false, true];
+      fetch('/slow').then(r => r.text()).then(t => { out.innerText = t; asks = false });
+    }</script>"""
+    env = Site({"/": page, "/slow": "it came"})
+    env.session_type = Asking
+    await opened(env)
+    assert "nothing" in (await env.lines())[0]
+    assert "it came" in await env.act("click", id=2)
+    await env.close()
+
+
 @needs_browser
 async def test_a_step_takes_less_than_half_of_a_fixed_half_second() -> None:
     """BrowserGym waits 500 ms before each observation; a step here is over in 250 ms, wait included.
@@ -252,6 +418,44 @@ async def test_a_killed_browser_is_the_machines_failure_and_the_next_episode_wor
     assert "[1] button" in await after.act("click", id=1)
     assert chromium().launches == launches + 1
     await after.close()
+
+
+@needs_browser
+async def test_a_browser_that_dies_under_two_tabs_is_dead_and_so_is_one_whose_page_crashed() -> None:
+    """Both close no tab of their own."""
+    env = await with_two_tabs("<button>Go</button>")
+    await kill_browser()
+    with pytest.raises(BrowserDead):
+        await env.act("click", id=1)
+    await env.close()
+    env = await with_two_tabs("<button>Go</button>")
+    await env.drive(crash(env.session))
+    with pytest.raises(BrowserDead):
+        await env.act("goto", path="/two")
+    await env.close()
+
+
+@needs_browser
+@pytest.mark.parametrize("word", ["closed", "crashed"])
+async def test_an_address_with_a_word_of_death_in_it_kills_no_browser(word: str) -> None:
+    from playwright.async_api import Error
+
+    async def nothing(request: Request) -> Response:
+        return Response(b"", 204 if request.path == f"/{word}" else 200)
+
+    browser = chromium()
+    server = await browser.call(Server.start(nothing))
+    session = await browser.call(Session.open(browser, server.origin, "/", on_close=server.close))
+    with pytest.raises(Error, match=f"ERR_ABORTED at .*/{word}"):
+        await browser.call(session.go(f"/{word}"))
+    await browser.call(session.close())
+
+
+async def crash(session: Session) -> None:
+    devtools = await session.visit.context.new_cdp_session(session.page)
+    async with session.page.expect_event("crash"):
+        sending = asyncio.create_task(devtools.send("Page.crash"))
+    sending.cancel()  # it is not answered
 
 
 class Killed(Site):

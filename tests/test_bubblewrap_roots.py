@@ -210,6 +210,19 @@ class TestRoots:
         assert own_places() == before
         assert (await bash(box, "echo fine")).stdout == b"fine\n"
 
+    async def test_a_box_that_starts_programs_all_the_time_is_forked(self, provider: BubblewrapProvider) -> None:
+        """Somebody is always between a vfork and an exec, which must not be stopped there."""
+        box = await provider.open(BoxSpec(writable_root=True))
+        busy = "import subprocess\nwhile True: subprocess.run(['true'])"
+        running = [asyncio.create_task(box.run(["python3", "-c", busy], timeout_s=300)) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        for _ in range(6):
+            (sibling,) = await box.fork()
+            await sibling.close()
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
     async def test_an_image_of_the_store_has_its_digest(
         self, image_without_python: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
     ) -> None:

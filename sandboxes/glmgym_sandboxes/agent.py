@@ -29,9 +29,11 @@ HELLO, RESULT, DATA, DONE, BAD_COMMAND, BAD_FILE, EXHAUSTED = range(11, 18)  # r
 HEADER_BYTES = 9
 MAX_FRAME_BYTES = 64 << 20
 TIMEOUT_EXIT = 124  # what timeout(1) reports
-SIGKILL, SIGPIPE, SIGSTOP, SIGXFSZ = 9, 13, 19, 25
+SIGKILL, SIGPIPE, SIGCONT, SIGSTOP, SIGXFSZ = 9, 13, 18, 19, 25
 ELOOP = 40
 DRAIN_S = 0.1  # how long a finished command's output is awaited when a background child keeps it open
+EMPTY_LOOKS = 3  # in a row, before nothing is left to kill
+STILL = {b"T", b"t", b"Z", b"X"}  # threads that are stopped, by job control or by a tracer, or no more
 KILL_S = 2.0  # how long the walk over descendants may take before everything in the box is killed
 SPAWN_FDS = 10  # descriptors below are targets of dup2 in children, so the agent's own start here
 
@@ -668,9 +670,17 @@ class Agent:
         self.finish(command, TIMEOUT_EXIT, timed_out=True)
 
     def kill(self, targets: Callable[[], list[int]]) -> None:
-        """SIGKILL what ``targets`` finds until it finds nothing; at last everything in the box."""
+        """SIGKILL what ``targets`` finds until it finds nothing; at last everything in the box.
+
+        One look may miss a process that is born while its parent ends, so more of them have to.
+        """
         end = time.monotonic() + KILL_S
-        while alive := targets():
+        empty = 0
+        while empty < EMPTY_LOOKS:
+            alive = targets()
+            empty = 0 if alive else empty + 1
+            if not alive:
+                continue
             if time.monotonic() > end and os.getpid() == 1:
                 alive = [-1]
             for pid in alive:
@@ -752,9 +762,11 @@ def halt(halted: set[int], find: Callable[[], set[int]], timeout_s: float) -> bo
     """SIGSTOP what ``find`` finds, adding it to ``halted``, until all of it stands still. False: it was not in time.
 
     Who is in the middle of a fork when the signal comes has its child nevertheless: the look that finds nobody new
-    has to come after all stood still.
+    has to come after all stood still. In the middle of a vfork, it waits for its child, which has to go on to its exec;
+    a child that has not come there after half of the time is killed.
     """
-    end = time.monotonic() + timeout_s
+    began = time.monotonic()
+    end = began + timeout_s
     still = False
     while True:
         found = find()
@@ -769,16 +781,30 @@ def halt(halted: set[int], find: Callable[[], set[int]], timeout_s: float) -> bo
                 os.kill(pid, SIGSTOP)
             except ProcessLookupError:
                 continue
-        still = all(map(is_still, found))
+        states = {pid: thread_states(pid) for pid in found}
+        still = all(those <= STILL for those in states.values())
+        for pid, (parent, _, _) in proc_table().items() if not still else ():
+            if pid in halted and b"D" in states.get(parent, ()):
+                halted.discard(pid)
+                try:
+                    os.kill(pid, SIGCONT if time.monotonic() < began + timeout_s / 2 else SIGKILL)
+                except ProcessLookupError:
+                    continue
 
 
-def is_still(pid: int) -> bool:
-    """Stopped, by job control or by a tracer, or no more."""
+def thread_states(pid: int) -> set[bytes]:
+    """The letters of ``ps`` for its threads, each of which stops by itself. None: it is no more."""
+    states = set()
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t", b"Z", b"X")
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            try:
+                with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                    states.add(file.read().rpartition(b")")[2].split()[0])
+            except OSError:  # it ended meanwhile
+                continue
     except OSError:
-        return True
+        pass
+    return states
 
 
 def find_program(program: bytes, path: bytes) -> bytes:

@@ -224,7 +224,7 @@ class AgentBox:
 
     async def set_network(self, network: Network) -> None:
         if self._death:
-            raise SandboxDead(f"box {self.id} is gone: {self._death}")
+            await self._mourn()
         if self._transport.gateway is not None:
             await self._transport.gateway.allow(network)
         elif network:
@@ -277,7 +277,7 @@ class AgentBox:
                 process, and was destroyed.
         """
         if self._death:
-            raise SandboxDead(f"box {self.id} is gone: {self._death}")
+            await self._mourn()
         if (size := sum(map(len, fields))) > MAX_REQUEST_BYTES:  # files travel in pieces, so this is a command
             raise CommandError(f"box {self.id}: a command and its input of {size} bytes; put the input into a file")
         number = next(self._numbers)
@@ -340,6 +340,12 @@ class AgentBox:
             return
         except ValueError as error:
             await self._bury(f"its agent no longer speaks the protocol: {error}")
+
+    async def _mourn(self) -> NoReturn:
+        """Raise SandboxDead, last words and all: they come late."""
+        assert self._destroyed is not None
+        await asyncio.shield(self._destroyed)
+        raise SandboxDead(f"box {self.id} is gone: {self._death}")
 
     async def _bury(self, reason: str) -> None:
         """Destroy the box once; everybody waiting learns why."""

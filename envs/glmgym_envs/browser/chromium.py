@@ -91,7 +91,7 @@ class Visit:
         self.counted = counted
         self.blocked: list[str] = []
         self.dialogs: list[str] = []  # texts of alert, confirm and prompt since they were last read; each is accepted
-        self.pending: set[Request] = set()
+        self._pending: set[Request] = set()
         self.is_closed = False
 
     async def prepare(self) -> None:
@@ -124,6 +124,12 @@ class Visit:
         browser = self.context.browser
         return not self.is_closed and browser is not None and browser.is_connected()
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a request is pending; where a page asked as it closed, playwright may tell no end of it."""
+        self._pending = {request for request in self._pending if not _is_orphan(request)}
+        return bool(self._pending)
+
     async def _guard(self, route: Route) -> None:
         if _origin(route.request.url) == self.origin:
             await route.continue_()
@@ -140,10 +146,10 @@ class Visit:
         self.blocked.append(url)
 
     def _begin(self, request: Request) -> None:
-        self.pending.add(request)
+        self._pending.add(request)
 
     def _end(self, request: Request) -> None:
-        self.pending.discard(request)
+        self._pending.discard(request)
 
     async def _accept(self, dialog: Dialog) -> None:
         self.dialogs.append(f"{dialog.type}: {dialog.message}")
@@ -359,3 +365,12 @@ def _stop_at_exit(browser: Chromium, pid: int) -> None:
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def _is_orphan(request: Request) -> bool:
+    from playwright.async_api import Error
+
+    try:
+        return request.frame.page.is_closed()
+    except Error:  # the first request of a tab that is being set up
+        return False

@@ -1,7 +1,8 @@
 """Driving one episode's pages: act, wait until the page is quiet, look. Runs on the browser's own loop.
 
 No step waits a fixed time. An action is over when no request is pending and two frames were drawn after the last one,
-within a bound. Where the clock is the episode's, page time stands still except for ``STEP_MS`` per action and what
+within a bound. A tab that its page closes is left for the last one; only a browser or page process that is gone is
+``BrowserDead``. Where the clock is the episode's, page time stands still except for ``STEP_MS`` per action and what
 ``wait`` asks for; so timers, dates and animations are the same every time.
 """
 
@@ -12,7 +13,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from glmgym.errors import EnvFailure
@@ -27,8 +28,10 @@ EPOCH_S = 1_704_067_200  # Monday 2024-01-01 00:00 UTC: where a controlled clock
 STEP_MS = 500  # page time of one action on a controlled clock
 QUIET_TIMEOUT_S = 5.0  # a page that never falls quiet is looked at anyway
 ACTION_TIMEOUT_S = 30.0  # a page that answers nothing for so long hangs
+CLOSE_NEWS_S = 2.0  # that a tab is closed may be told after the error it caused
 MAX_TABS = 5
 
+R = TypeVar("R")
 OnClose = Callable[[], Awaitable[None]]
 Direction = Literal["up", "down", "left", "right"]
 _STEPS: dict[str, tuple[int, int]] = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
@@ -36,7 +39,11 @@ _CLIPBOARD = {"c", "v", "x", "insert", "delete"}  # with Control or Shift; the c
 
 
 class Session:
-    """The tabs of one episode. A page-made tab becomes the active one, as in a browser."""
+    """The tabs of one episode. A page-made tab becomes the active one, as in a browser.
+
+    A page may close its tab at any moment. What was being done to that tab then comes to nothing, since it was meant
+    for no other, and the episode goes on in the last tab, or in a blank new one; the next view says so.
+    """
 
     def __init__(self, visit: Visit, *, has_clock: bool, ignored: str, on_close: OnClose | None) -> None:
         self.visit = visit
@@ -48,6 +55,7 @@ class Session:
         self._devtools: dict[Page, CDPSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._num_blocked_shown = 0
+        self._lost: list[str] = []  # paths of the tabs that pages closed since the last look
 
     @classmethod
     async def open(
@@ -91,6 +99,7 @@ class Session:
 
     @property
     def page(self) -> Page:
+        """The active tab; a closed one until ``_move_on``, so that nothing strikes a tab it was not meant for."""
         assert self._active is not None
         return self._active
 
@@ -104,21 +113,20 @@ class Session:
     async def evaluate(self, expression: str) -> Any:
         """Run an expression in the page's own world: for what belongs to the environment, never for the policy."""
         async with self._driving("evaluate"):
-            return await self.page.evaluate(expression)
+            return await self._on_open_tab(lambda: self.page.evaluate(expression))
 
     async def view(self) -> View:
         """What the active tab shows, and what happened since the last look."""
         async with self._driving("look"):
-            seen = await self._script("observe", self._ignored)
-            tabs = tuple([await tab.title() for tab in self._tabs]) if len(self._tabs) > 1 else ("",)
+            seen, rest = await self._on_open_tab(self._look)
         fresh = self.visit.blocked[self._num_blocked_shown :]
         self._num_blocked_shown += len(fresh)
-        notes = [f"dialog {text!r} was accepted" for text in self.visit.dialogs]
+        notes = [f"a page closed the tab of {path[:100]}" for path in self._lost]
+        notes += [f"dialog {text!r} was accepted" for text in self.visit.dialogs]
         notes += [f"blocked: the page asked for {url[:100]}" for url in fresh]
         self.visit.dialogs.clear()
-        where = urlsplit(self.page.url)
-        path = where.path + (f"?{where.query}" if where.query else "")
-        return View.of(seen, path=path, tabs=tabs, active_tab=self._tabs.index(self.page), notes=tuple(notes[:5]))
+        self._lost.clear()
+        return View.of(seen, **rest, notes=tuple(notes[:5]))
 
     async def click(self, id: int, count: int = 1) -> None:
         async with self._acting("click"):
@@ -195,12 +203,12 @@ class Session:
             await self._active.bring_to_front()
 
     async def close_tab(self) -> None:
-        if len(self._tabs) == 1:
+        if self._tabs == [self._active]:
             raise ToolError("the only tab stays open")
         async with self._acting("close_tab"):
             closed = self.page
+            self._forget(closed)
             await closed.close()
-            self._drop(closed)
 
     async def wait(self, seconds: float) -> None:
         """Let time pass: on a controlled clock until ``seconds`` after the last action, else real time."""
@@ -214,12 +222,19 @@ class Session:
     async def screenshot(self) -> bytes:
         """PNG of the active tab, for people."""
         async with self._driving("screenshot"):
-            return await self.page.screenshot()
+            return await self._on_open_tab(lambda: self.page.screenshot())
 
     @asynccontextmanager
     async def _acting(self, what: str) -> AsyncIterator[None]:
+        from playwright.async_api import Error
+
         async with self._driving(what):
-            yield
+            before = self._known_tabs()
+            try:
+                yield
+            except Error:
+                if not await self._has_lost_one_of(before):
+                    raise
             if self._has_clock:
                 await self.visit.context.clock.run_for(STEP_MS)
             await self._settle()
@@ -240,7 +255,8 @@ class Session:
         except TimeoutError as error:
             raise EnvFailure(f"{what}: the page answers nothing for {ACTION_TIMEOUT_S:g} s") from error
         except Error as error:
-            if self.visit.is_alive and "crashed" not in str(error) and "closed" not in str(error):
+            # With the blank: an error may also name the address of a page, which has none.
+            if self.visit.is_alive and " crashed" not in str(error) and " closed" not in str(error):
                 raise
             raise BrowserDead(f"{what}: the browser died: {error}") from error
 
@@ -254,16 +270,60 @@ class Session:
 
         deadline = time.monotonic() + QUIET_TIMEOUT_S
         while time.monotonic() < deadline:
-            if not self.visit.pending:
+            await self._move_on()
+            if not self.visit.is_loading:
+                page, before = self.page, self._known_tabs()
                 try:
                     await self._script("frames")
+                    knows_all = await self._knows_all_windows()
                 except Error as error:
-                    if not _is_navigating(error):
+                    if not _is_navigating(error) and not await self._has_lost_one_of(before):
                         raise
                     continue
-                if not self.visit.pending and await self._knows_all_windows():
+                is_same = page is self.page and not page.is_closed()
+                if knows_all and is_same and not self.visit.is_loading:  # looked at last: one may begin in between
                     return
             await asyncio.sleep(0.002)
+
+    async def _look(self) -> tuple[Any, dict[str, Any]]:
+        """What ``observe.js`` sees, and what else a view has of the tabs."""
+        page, tabs = self.page, list(self._tabs)
+        seen = await self._script("observe", self._ignored)
+        titles = tuple([await tab.title() for tab in tabs]) if len(tabs) > 1 else ("",)
+        return seen, {"path": _path(page), "tabs": titles, "active_tab": tabs.index(page)}
+
+    async def _on_open_tab(self, work: Callable[[], Awaitable[R]]) -> R:
+        """Do ``work``, again if a tab closes or its page goes elsewhere underneath."""
+        from playwright.async_api import Error
+
+        while True:
+            await self._move_on()
+            before = self._known_tabs()
+            try:
+                return await work()
+            except Error as error:
+                if not _is_navigating(error) and not await self._has_lost_one_of(before):
+                    raise
+
+    async def _move_on(self) -> None:
+        """Leave a closed tab for the last open one; a browser without any is of no use, so then for a blank new one."""
+        if self.page.is_closed():
+            if self._tabs:
+                self._active = self._tabs[-1]
+            else:
+                self._adopt(await self.visit.context.new_page())
+
+    def _known_tabs(self) -> set[Page]:
+        return {self.page, *self._tabs}
+
+    async def _has_lost_one_of(self, tabs: set[Page]) -> bool:
+        """Whether an error is due to a tab that closed."""
+        deadline = time.monotonic() + CLOSE_NEWS_S
+        while time.monotonic() < deadline:
+            if any(tab.is_closed() for tab in tabs):
+                return True
+            await asyncio.sleep(0.005)
+        return False
 
     async def _knows_all_windows(self) -> bool:
         """False while the browser has a page of this context that playwright has not told of: it is being set up."""
@@ -318,7 +378,7 @@ class Session:
         return self._devtools[page]
 
     def _adopt(self, page: Page) -> None:
-        if page in self._tabs:
+        if page in self._tabs or page.is_closed():
             return
         if len(self._tabs) >= MAX_TABS:
             closing = asyncio.get_running_loop().create_task(page.close())
@@ -331,10 +391,18 @@ class Session:
 
     def _drop(self, page: Page) -> None:
         if page in self._tabs:
+            self._lost.append(_path(page))
+            self._forget(page)
+
+    def _forget(self, page: Page) -> None:
+        if page in self._tabs:
             self._tabs.remove(page)
-            self._devtools.pop(page, None)
-        if self._active is page and self._tabs:
-            self._active = self._tabs[-1]
+        self._devtools.pop(page, None)
+
+
+def _path(page: Page) -> str:
+    where = urlsplit(page.url)
+    return where.path + (f"?{where.query}" if where.query else "")
 
 
 def _is_navigating(error: Exception) -> bool:

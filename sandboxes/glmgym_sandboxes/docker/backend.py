@@ -109,9 +109,10 @@ class DockerProvider:
     async def close(self) -> None:
         await self._pool.close()
         await self._images.close()
-        with contextlib.suppress(EngineError):  # ``glmgym gc`` finds them by their labels
-            for name in sorted(self._left):
+        for name in sorted(self._left):
+            with contextlib.suppress(EngineError):  # ``glmgym gc`` finds it by its label
                 await self._engine.remove(name)
+        with contextlib.suppress(EngineError):
             await self._snapshots.sweep()
         await self._engine.close()
 

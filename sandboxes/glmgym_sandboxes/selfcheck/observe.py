@@ -92,13 +92,13 @@ async def round_trip_s(box: Sandbox) -> float:
 def host_processes(mark: str, *, anywhere: bool = False) -> list[int]:
     """Processes of this machine, boxes included, whose command line starts with ``mark``, or holds it."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            line = path.read_bytes()
-            if line.startswith(mark.encode()) or (anywhere and mark.encode() in line):
-                found.append(int(path.parent.name))
+            line = Path("/proc", entry, "cmdline").read_bytes()
         except OSError:  # it ended meanwhile
             continue
+        if line.startswith(mark.encode()) or (anywhere and mark.encode() in line):
+            found.append(int(entry))
     return found
 
 
