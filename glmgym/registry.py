@@ -152,7 +152,7 @@ def load_file(path: str | Path) -> EnvSpec:
     if not file.is_file():
         raise ConfigError(f"no environment at {path}: there is no file {file}")
     if file not in _files:
-        known = dict(_environments)
+        known = environments()  # all of them: what the file imports may register those of its package
         try:
             _import_file(file)
             new = [spec for id, spec in _environments.items() if id not in known]

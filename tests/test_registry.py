@@ -128,6 +128,29 @@ def test_a_file_registers_one_environment(tmp_path: Path) -> None:
         load_file(tmp_path)
 
 
+def test_a_file_may_be_the_first_to_import_a_package_of_environments(tmp_path: Path) -> None:
+    """In a fresh process: what the package registers is not the file's, and outlives a file that fails."""
+    good = "from glmgym import Task, procedural, register\nfrom glmgym.registry import environment\n"
+    good += "from glmgym_envs.terminal import Terminal\nenvironment('terminal-basics')\n"
+    good += "register('first-v0', Terminal, tasks=procedural(lambda rng: Task(), train=1, heldout=1, name='first'))\n"
+    (tmp_path / "good.py").write_text(good)
+    (tmp_path / "bad.py").write_text(good.replace("first", "bad") + "1 / 0\n")
+    for file, says in (("good.py", "first-v0"), ("bad.py", "ZeroDivisionError")):
+        code = f"""
+from glmgym.errors import ConfigError
+from glmgym.registry import environment, load_file
+try:
+    print(load_file({file!r}).id)
+except ConfigError as error:
+    print(error)
+print(environment("terminal-basics").id)
+"""
+        result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        said = result.stdout.splitlines()
+        assert says in said[0]
+        assert said[1:] == ["terminal-basics-v0"], result.stderr
+
+
 def test_a_missing_path_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no environment at .*nothing: there is no file"):
         load_file(tmp_path / "nothing")

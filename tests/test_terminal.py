@@ -123,6 +123,7 @@ STATES = 'cat jobs.txt; [ "$(cat jobs.txt)" = "elm alive\noak dead" ]'
         ("kill $(cat elm.pid)", 0.0),
         ("kill $(cat oak.pid) $(cat elm.pid)", 0.0),
         ("kill -STOP $(cat oak.pid)", 0.0),
+        ("p=$(cat oak.pid); kill -STOP $p; sleep .1; kill $p; (sleep 1; kill -CONT $p) >/dev/null 2>&1 &", 1.0),  # late
         ("echo 99999 > oak.pid; rm elm.pid", 0.0),
         ("printf 'elm alive\\noak dead\\n' > jobs.txt", 0.0),
     ],

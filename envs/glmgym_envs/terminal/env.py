@@ -25,6 +25,7 @@ CHECK = "/tmp/check/check.sh"  # outside /work, where the collected files go
 MAX_COLLECTED_BYTES = 1024 * 1024  # of one file; a larger one counts as missing
 CHECK_TIMEOUT_S = 30.0
 JOB_SAMPLES_APART_S = 0.2  # a signal takes a moment to arrive, so a job is alive only if it is seen twice
+MAX_JOB_SAMPLES = 25  # and longer to be acted on, on a busy machine
 
 
 class TerminalData(Settings):
@@ -123,7 +124,10 @@ class Terminal(ToolEnv):
         pids = {name: birth.split()[0] for name, birth in self._births.items() if birth}
         running = {name: await _birth(box, pid) == self._births[name] for name, pid in pids.items()}
         if any(running.values()):
-            await asyncio.sleep(JOB_SAMPLES_APART_S)
+            for _ in range(MAX_JOB_SAMPLES):
+                await asyncio.sleep(JOB_SAMPLES_APART_S)
+                if not any([await _is_struck(box, pid) for pid in pids.values()]):
+                    break
             running = {name: await _birth(box, pid) == self._births[name] for name, pid in pids.items()}
         return {name: "alive" if alive else "dead" for name, alive in sorted(running.items())}
 
@@ -157,3 +161,13 @@ async def _birth(box: Sandbox, pid: str) -> str | None:
         return None
     fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces; see proc(5)
     return f"{pid} {fields[19]}" if fields[0] != "Z" else None
+
+
+async def _is_struck(box: Sandbox, pid: str) -> bool:
+    """Whether a signal waits to be acted on."""
+    try:
+        status = (await box.read(f"/proc/{pid}/status")).decode()
+    except BoxFileError:
+        return False
+    pending = [line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(int(mask, 16) for mask in pending)

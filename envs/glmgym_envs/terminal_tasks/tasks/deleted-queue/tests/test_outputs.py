@@ -30,7 +30,7 @@ def workers() -> dict[str, int]:
                 held = [os.readlink(link) for link in (process / "fd").iterdir()]
                 names = [Path(path).name.partition(".")[0] for path in held if path.startswith(str(SPOOL))]
                 found |= dict.fromkeys(names, int(process.name))
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
     return found
 
