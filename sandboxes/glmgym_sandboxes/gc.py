@@ -214,7 +214,7 @@ async def _insist(remove: Callable[[], Awaitable[object]]) -> None:
             async with asyncio.timeout(REMOVAL_S):
                 await remove()
         except aiodocker.DockerError as error:
-            if error.status == 404:
+            if error.status == 404 or "unrecognized image ID" in error.message:  # 500: another request was faster
                 return
             if error.status not in _BUSY or time.monotonic() > end:
                 raise

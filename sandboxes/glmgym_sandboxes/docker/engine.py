@@ -155,7 +155,8 @@ class Engine:
             try:
                 await self._docker.images.delete(id, noprune=True)
             except aiodocker.DockerError as error:
-                if error.status != 404:
+                # 500 from an engine whose other request removed it just then
+                if error.status != 404 and "unrecognized image ID" not in error.message:
                     raise
 
     async def _gone(self, container: aiodocker.containers.DockerContainer) -> None:
