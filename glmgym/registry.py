@@ -113,11 +113,10 @@ def environments() -> dict[str, EnvSpec]:
         if entry.name not in _loaded:
             _loaded.add(entry.name)
             try:
-                entry.load()
-            except ImportError as error:
-                logger.warning(
-                    "environments of %s are missing: %s cannot be imported: %s", entry.name, entry.value, error
-                )
+                with boundary(EnvFailure, f"import {entry.value}"):
+                    entry.load()
+            except (BoundaryFailure, ConfigError) as error:
+                logger.warning("environments of %s are missing: %s", entry.name, error)
     return dict(sorted(_environments.items()))
 
 

@@ -25,15 +25,16 @@ child = os.posix_spawn("/bin/sleep", ["sleep", "300"], {}, file_actions=actions)
 print(os.waitpid(child, os.WNOHANG), flush=True)
 import time; time.sleep(300)
 """
+IN_A_THREAD = f"import threading, time; threading.Thread(target=exec, args=({VFORK!r},)).start(); time.sleep(300)"
 
 
-@pytest.fixture
-def vforking(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+@pytest.fixture(params=[VFORK, IN_A_THREAD], ids=["alone", "in a thread"])
+def vforking(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     """A process that waits for its child to come to its exec."""
     os.mkfifo(tmp_path / "pipe")
-    process = subprocess.Popen([sys.executable, "-c", VFORK], cwd=tmp_path, stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", request.param], cwd=tmp_path, stdout=subprocess.PIPE)
     end = time.monotonic() + 20
-    while agent.thread_states(process.pid) != {b"D"} or len(family(process.pid)) < 2:
+    while b"D" not in agent.thread_states(process.pid) or len(family(process.pid)) < 2:
         assert time.monotonic() < end, "no vfork"
         time.sleep(0.01)
     yield process

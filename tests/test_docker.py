@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiodocker
 import pytest
 from docker_engine import PrivateEngine
 from garbage import own_places
@@ -41,7 +42,7 @@ from glmgym_sandboxes.bounds import ImpossibleBox
 from glmgym_sandboxes.docker import DockerProvider, open_provider
 from glmgym_sandboxes.docker.config import check, container
 from glmgym_sandboxes.docker.direct import Listener, listen
-from glmgym_sandboxes.docker.engine import Engine, EngineError, _tar_of_directory
+from glmgym_sandboxes.docker.engine import Engine, EngineError, _tar_of_directory, is_gone
 from glmgym_sandboxes.docker.interpreter import command
 from glmgym_sandboxes.docker.snapshots import Snapshots
 from glmgym_sandboxes.docker.stream import attach
@@ -608,6 +609,19 @@ async def test_an_engine_killed_and_started_again(private_engine: PrivateEngine,
     await provider.close()
     listed = await asyncio.to_thread(docker, "-H", f"unix://{private_engine.socket}", "ps", "-aq")
     assert listed == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "gone"),
+    [
+        (404, "No such image: x", True),
+        (500, "unrecognized image ID sha256:2605f1aa", True),  # seen where two requests removed one image
+        (500, "the disk is full", False),
+        (409, "conflict: unable to delete x", False),
+    ],
+)
+def test_what_another_request_removed_just_then_is_gone(status: int, message: str, gone: bool) -> None:
+    assert is_gone(aiodocker.DockerError(status, message)) is gone
 
 
 async def test_settings_name_the_nearest_key_and_the_engine_is_local(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,20 @@ print(environment("terminal-basics").id)
         said = result.stdout.splitlines()
         assert says in said[0]
         assert said[1:] == ["terminal-basics-v0"], result.stderr
+
+
+def test_a_package_that_cannot_be_imported_hides_nobody(tmp_path: Path) -> None:
+    """Whatever it fails with: it is named, and the others are there."""
+    (tmp_path / "broken_plugin.py").write_text("def f(:\n")
+    info = tmp_path / "broken_plugin-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[glmgym.environments]\nbroken = broken_plugin\n")
+    code = "from glmgym.registry import environment; print(environment('terminal-basics').id)"
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=paths)
+    assert result.stdout == "terminal-basics-v0\n", result.stderr
+    assert "environments of broken are missing: import broken_plugin: SyntaxError" in result.stderr
 
 
 def test_a_missing_path_is_a_sentence(tmp_path: Path) -> None:

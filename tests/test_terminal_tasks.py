@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import runpy
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -188,6 +191,23 @@ async def test_code_under_test_that_stays_running_cannot_write_the_reward(provid
     )
     episode = await play(TERMINAL_MINI, _task("collect-odd-names"), [_shell(plant), assistant("Done.")], provider)
     assert episode.outcome == 0.0
+
+
+def test_a_worker_that_opens_and_closes_files_is_still_seen(tmp_path: Path) -> None:
+    """One in three looks met a descriptor that closed meanwhile, and took the whole process for gone."""
+    tests = runpy.run_path(str(TASKS / "deleted-queue/tests/test_outputs.py"))
+    tests["workers"].__globals__["SPOOL"] = tmp_path
+    queue = tmp_path / "alpha.queue"
+    queue.touch()
+    busy = "import sys; queue = open(sys.argv[2]); print(flush=True)\nwhile True: open('/dev/null').close()"
+    worker = [sys.executable, "-c", busy, "/opt/spool/worker.py", str(queue)]
+    with subprocess.Popen(worker, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert all(tests["workers"]() == {"alpha": process.pid} for _ in range(100))
+        finally:
+            process.kill()
 
 
 @pytest.mark.bubblewrap

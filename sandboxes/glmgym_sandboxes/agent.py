@@ -783,13 +783,14 @@ def halt(halted: set[int], find: Callable[[], set[int]], timeout_s: float) -> bo
                 continue
         states = {pid: thread_states(pid) for pid in found}
         still = all(those <= STILL for those in states.values())
-        for pid, (parent, _, _) in proc_table().items() if not still else ():
-            if pid in halted and b"D" in states.get(parent, ()):
-                halted.discard(pid)
-                try:
-                    os.kill(pid, SIGCONT if time.monotonic() < began + timeout_s / 2 else SIGKILL)
-                except ProcessLookupError:
-                    continue
+        waiting = {pid for pid, those in states.items() if b"D" in those}
+        held = {pid for pid, (parent, _, _) in proc_table().items() if parent in waiting} & halted if waiting else set()
+        halted -= held
+        for pid in held:
+            try:
+                os.kill(pid, SIGCONT if time.monotonic() < began + timeout_s / 2 else SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 def thread_states(pid: int) -> set[bytes]:

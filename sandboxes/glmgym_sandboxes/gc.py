@@ -208,13 +208,15 @@ async def _insist(remove: Callable[[], Awaitable[object]]) -> None:
     """Remove a thing of the engine: gone already is fine; in use or being removed, it is tried again for a while."""
     import aiodocker
 
+    from glmgym_sandboxes.docker.engine import is_gone
+
     end = time.monotonic() + BUSY_S
     while True:
         try:
             async with asyncio.timeout(REMOVAL_S):
                 await remove()
         except aiodocker.DockerError as error:
-            if error.status == 404 or "unrecognized image ID" in error.message:  # 500: another request was faster
+            if is_gone(error):
                 return
             if error.status not in _BUSY or time.monotonic() > end:
                 raise

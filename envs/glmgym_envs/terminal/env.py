@@ -26,6 +26,7 @@ MAX_COLLECTED_BYTES = 1024 * 1024  # of one file; a larger one counts as missing
 CHECK_TIMEOUT_S = 30.0
 JOB_SAMPLES_APART_S = 0.2  # a signal takes a moment to arrive, so a job is alive only if it is seen twice
 MAX_JOB_SAMPLES = 25  # and longer to be acted on, on a busy machine
+_PF_EXITING = 4  # a flag of the kernel's
 
 
 class TerminalData(Settings):
@@ -154,13 +155,14 @@ async def _pid(box: Sandbox, name: str) -> str:
 
 
 async def _birth(box: Sandbox, pid: str) -> str | None:
-    """``"PID START"`` of a running process, which no other process ever shares; ``None`` if it is gone or a zombie."""
+    """``"PID START"`` of a running process, which no other process ever shares; ``None`` if it is gone or going."""
     try:
         stat = (await box.read(f"/proc/{pid}/stat")).decode()
     except BoxFileError:
         return None
     fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces; see proc(5)
-    return f"{pid} {fields[19]}" if fields[0] != "Z" else None
+    is_ending = fields[0] == "Z" or int(fields[6]) & _PF_EXITING
+    return None if is_ending else f"{pid} {fields[19]}"
 
 
 async def _is_struck(box: Sandbox, pid: str) -> bool:

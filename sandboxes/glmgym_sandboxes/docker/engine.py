@@ -36,6 +36,11 @@ class EngineError(SandboxFailure):
         super().__init__(f"the container engine answered {status}: {message}" if status else message)
 
 
+def is_gone(error: aiodocker.DockerError) -> bool:
+    """There is no such thing, or no longer: Docker says 500 where another request removed an image just then."""
+    return error.status == 404 or (error.status == 500 and "unrecognized image ID" in error.message)
+
+
 class Engine:
     """One engine behind a Unix socket. Make it while the event loop runs."""
 
@@ -155,8 +160,7 @@ class Engine:
             try:
                 await self._docker.images.delete(id, noprune=True)
             except aiodocker.DockerError as error:
-                # 500 from an engine whose other request removed it just then
-                if error.status != 404 and "unrecognized image ID" not in error.message:
+                if not is_gone(error):
                     raise
 
     async def _gone(self, container: aiodocker.containers.DockerContainer) -> None:

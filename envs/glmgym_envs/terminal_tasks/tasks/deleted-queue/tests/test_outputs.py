@@ -7,6 +7,8 @@ import hashlib
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 SPOOL = Path("/work/spool")
@@ -21,14 +23,19 @@ def badge(name: str) -> str:
     return hashlib.sha256(f"badge of {name}\n".encode()).hexdigest()[:16]
 
 
+def held(process: Path) -> Iterator[str]:
+    for link in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            yield os.readlink(link)
+
+
 def workers() -> dict[str, int]:
     """Process ids of the running workers by the name of the queue that each holds."""
     found: dict[str, int] = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if b"/opt/spool/worker.py" in (process / "cmdline").read_bytes().split(b"\0"):
-                held = [os.readlink(link) for link in (process / "fd").iterdir()]
-                names = [Path(path).name.partition(".")[0] for path in held if path.startswith(str(SPOOL))]
+                names = [Path(path).name.partition(".")[0] for path in held(process) if path.startswith(str(SPOOL))]
                 found |= dict.fromkeys(names, int(process.name))
         except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
             continue
